@@ -43,6 +43,7 @@ from oncehook.model import (
     Audited,
     Cause,
     DeliveryId,
+    DeliveryPreview,
     DeliveryStatus,
     EraseOrder,
     Erasure,
@@ -55,7 +56,6 @@ from oncehook.model import (
     Outcome,
     Page,
     PlanSnapshot,
-    Preview,
     Rejection,
     ReplayCommand,
     ReplayId,
@@ -70,13 +70,13 @@ from oncehook.model import (
     new_id,
     subject_hash,
 )
-from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, ended, some_id, some_ids
+from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, some_id, some_ids, with_end
 from oncehook.reports import (
     PerDay,
-    Request,
     ShownArrival,
     ShownDestination,
     ShownEvent,
+    ShownRequest,
     ShownSource,
     Stats,
     System,
@@ -136,7 +136,6 @@ class AuditNotes:
         self._views: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     async def note_view(self, store: Store, actor: str, target: str) -> None:
-        """Note that somebody was shown a payload."""
         now, seen = clock.steady(), self._views.get((actor, target))
         if seen is not None and now - seen < SAME_VIEW:
             return
@@ -147,7 +146,6 @@ class AuditNotes:
         await self._note(store, actor, "view", target, {})
 
     async def note_refused(self, store: Store, actor: str, target: str, code: str) -> None:
-        """Note that somebody asked for what was refused."""
         await self._note(store, actor, "refused", target[:LONGEST_TARGET], {"code": code})
 
     async def _note(self, store: Store, actor: str, act: str, target: str, detail: dict[str, object]) -> None:
@@ -222,7 +220,6 @@ class Admin:
         return self.scope is None or source in self.scope
 
     def _within(self, filter: Filter) -> Filter:
-        """Return what a filter means for this viewer."""
         if filter.body is not None and not self.sees_payloads:
             # Whoever may ask whether a body says something learns, question by question, what it says.
             raise PayloadsHidden("You may not search in bodies.")
@@ -243,7 +240,6 @@ class Admin:
             await self._notes.note_view(self._store, self._viewer, str(event_id))
 
     async def note_refused(self, target: str, code: str) -> None:
-        """Note that something was refused to this viewer."""
         if self._viewer is not None:
             await self._notes.note_refused(self._store, self._viewer, target, code)
 
@@ -269,16 +265,13 @@ class Admin:
     # -- events --------------------------------------------------------------------------------
 
     async def events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
-        """Return events that match, newest first."""
         return await self._store.find_events(self._within(filter), before=before, limit=limit)
 
     async def event(self, event_id: EventId) -> ShownEvent:
         event = await self._event(event_id)
         deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
-        request, source = (
-            self._shown(await self._head(event.request_head, event.batch_id)),
-            self._sources.get(event.source),
-        )
+        request = self._show_request(await self._head(event.request_head, event.batch_id))
+        source = self._sources.get(event.source)
         await self._note_view(event_id)
         size = len(event.body)
         if not self.sees_payloads:
@@ -293,7 +286,6 @@ class Admin:
         )
 
     async def body(self, event_id: EventId) -> bytes:
-        """Return the body of an event as it is kept."""
         event = await self._event(event_id)
         self._check_payloads()
         await self._note_view(event_id)
@@ -302,17 +294,16 @@ class Admin:
     async def arrivals(self, event_id: EventId) -> list[ShownArrival]:
         """Return every arrival of an event that is still known, oldest first: the first one is the event itself."""
         event = await self._event(event_id)
-        request = self._shown(await self._head(event.request_head, event.batch_id))
+        request = self._show_request(await self._head(event.request_head, event.batch_id))
         first = ShownArrival(event.batch_id or ArrivalId(event.id), Outcome.accepted, event.received_at, request, False)
         return [first, *[await self._arrival(later) for later in await self._store.arrivals_of(event_id)]]
 
     async def _arrival(self, later: StoredArrival) -> ShownArrival:
-        request = self._shown(await self._head(later.request_head, later.batch_id))
+        request = self._show_request(await self._head(later.request_head, later.batch_id))
         differs = later.outcome is Outcome.conflict if later.unreadable else later.body is not None
         return ShownArrival(later.id, later.outcome, later.at, request, differs)
 
-    def _shown(self, head: bytes) -> Request:
-        """Return a request as this viewer may see it."""
+    def _show_request(self, head: bytes) -> ShownRequest:
         request = request_of(head)
         return request if self.sees_payloads else without_values(request)
 
@@ -332,7 +323,6 @@ class Admin:
     # -- deliveries ----------------------------------------------------------------------------
 
     async def deliveries(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[StoredDelivery]:
-        """Return deliveries that match, newest first."""
         return await self._store.find_deliveries(self._within(filter), before=before, limit=limit)
 
     async def delivery(self, delivery_id: DeliveryId) -> StoredDelivery:
@@ -352,10 +342,10 @@ class Admin:
         await self.delivery(delivery_id)
         return await self._store.subject_of(delivery_id)
 
-    async def previews(self, deliveries: Iterable[StoredDelivery]) -> dict[bytes, Preview]:
+    async def previews(self, deliveries: Iterable[StoredDelivery]) -> dict[bytes, DeliveryPreview]:
         """Return by delivery who would get it and what it says, where a text is found: the message that a sender would
         send, or what a person wrote in what came in."""
-        found: dict[bytes, Preview] = {}
+        found: dict[bytes, DeliveryPreview] = {}
         if not self.sees_payloads:
             return found
         events: dict[bytes, StoredEvent | None] = {}
@@ -371,7 +361,9 @@ class Admin:
             if event is not None and read_message is not None:
                 seen = read_message(event.body)
             elif event is not None and source is not None and (text := source.preview_of(event)) is not None:
-                seen = Preview(destination.address if destination else delivery.destination, text, is_incoming=True)
+                seen = DeliveryPreview(
+                    destination.address if destination else delivery.destination, text, is_incoming=True
+                )
             if seen is not None:
                 found[delivery.id] = seen
         return found
@@ -401,11 +393,9 @@ class Admin:
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
-        """Return dead letters by destination and cause."""
         return await self._store.causes(destination, None if self.scope is None else sorted(self.scope))
 
     async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
-        """Make a delivery that waits for its next attempt due now."""
         await self._check_seen(delivery_id)
         await self._store.retry_now(delivery_id, actor)
         return await self.delivery(delivery_id)
@@ -490,7 +480,7 @@ class Admin:
             at = self.moment(until)
             meant = replace(meant, until=at if meant.until is None else min(at, meant.until))
         _check_meant(meant)
-        return ReplayRequest(ended(meant, clock.now_utc()), force, fresh_id, rate)
+        return ReplayRequest(with_end(meant, clock.now_utc()), force, fresh_id, rate)
 
     async def find_named(self, texts: Sequence[str]) -> list[DeliveryId]:
         """Return the deliveries that ids of deliveries and events name. Raises NotFound for an event that has none."""
@@ -506,7 +496,6 @@ class Admin:
         return found
 
     async def plan(self, request: ReplayRequest) -> Plan:
-        """Plan a replay, and change nothing."""
         planned = await self._store.plan_replay(self._within(request.filter), force=request.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
         return build_plan(request, planned, self._inbox.destinations, levels, previews, await self._elsewhere())
@@ -566,7 +555,6 @@ class Admin:
         return {} if self.scope is None else {"sources": sorted(self.scope)}
 
     async def _goes_to(self, request: ReplayRequest) -> list[str]:
-        """Return the destinations of what is replayed."""
         if request.filter.destination is not None:
             return [request.filter.destination]
         if request.filter.ids:  # read off the ids: a copy that revives its event waits for this
@@ -576,24 +564,20 @@ class Admin:
         return list((await self._store.plan_replay(self._within(request.filter), force=request.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
-        """Return replays, newest first."""
         page = await self._store.find_replays(before=before, limit=limit)
         return page if self.scope is None else Page([one for one in page.items if self._sees_replay(one)], page.next)
 
     def _sees_replay(self, replay: StoredReplay) -> bool:
-        """Tell whether it was asked for within this viewer's sources."""
         sources = replay.about.get("sources")
         return self.scope is None or (isinstance(sources, list) and self.scope.issuperset(sources))
 
     async def replay(self, replay_id: ReplayId) -> StoredReplay:
-        """Return one replay and how far it is."""
         replay = await self._store.get_replay(replay_id)
         if replay is None or not self._sees_replay(replay):
             raise NotFound("There is no such replay, or no longer.")
         return replay
 
     async def set_replay_state(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
-        """Pause, resume or abort a replay."""
         if self.scope is not None:
             await self.replay(replay_id)
         steered = await self._store.set_replay_state(replay_id, state, actor)
@@ -603,7 +587,6 @@ class Admin:
     # -- what is set up ------------------------------------------------------------------------
 
     async def sources(self) -> list[ShownSource]:
-        """Return every source: its address, its verifier, its counts."""
         figures = await self._figures(clock.now_utc() - DAY)
         return [await self._show_source(source, figures) for source in self._sources.values()]
 
@@ -625,7 +608,6 @@ class Admin:
         return found
 
     async def destinations(self) -> list[ShownDestination]:
-        """Return every destination: whom it reaches, on what terms, in which state."""
         figures = await self._figures(clock.now_utc() - DAY)
         levels = await self.levels()
         return [
@@ -647,7 +629,6 @@ class Admin:
         return await self.destination(name)
 
     async def resume(self, name: str, *, actor: str) -> ShownDestination:
-        """Let a paused destination go on."""
         self.check_own(name)
         await self._store.resume(self._destination(name).id, actor)
         return await self.destination(name)
@@ -775,7 +756,6 @@ class Admin:
         return {source.name for source in self._sources.values() if source.volume is not None}
 
     async def watermarks(self) -> list[Watermark]:
-        """Return every level that has a limit."""
         levels = await self.levels()
         return self._measure(levels, await self._today())
 
@@ -806,7 +786,6 @@ class Admin:
         return dict(counts)
 
     async def _per_day(self, since: datetime) -> PerDay:
-        """Return deliveries done since, by destination and day."""
         days: PerDay = {}
         for name in self._destinations if self.scope is None else ():  # counted for all sources together
             flows = await self._store.series(since, DAY.total_seconds(), destination=name)
@@ -828,7 +807,6 @@ class Admin:
         return {what: sorted(points.items()) for what, points in sums.items()}
 
     async def rejections(self, limit: int = 50) -> list[Rejection]:
-        """Return the latest rejected arrivals, newest first."""
         if self.scope is None:
             return await self._store.recent_rejections(limit)
         return [one for one in await self._store.recent_rejections(KEPT_REJECTIONS) if self._sees(one.source)][:limit]
@@ -839,11 +817,9 @@ class Admin:
         return await self._store.audit_log(before=before, limit=limit, actor=actor)
 
     async def token_uses(self) -> Mapping[str, datetime]:
-        """Return when each token was last used, by name."""
         return await self._store.token_uses()
 
     async def system(self) -> System:
-        """Return version, store and workers."""
         return System(
             version=__version__,
             engine=self._store.engine.value,
@@ -894,9 +870,6 @@ class Admin:
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
         """Audit what the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
-
-
-# -- small readings ----------------------------------------------------------------------------
 
 
 def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:

@@ -486,7 +486,7 @@ class Inbox:
         """Return when everything is done that this inbox's worker can do, retries included."""
         if self._parts.worker is None:
             raise ConfigError("Nothing works here.", hint="Start the inbox with its worker, and with a destination.")
-        await self._parts.worker.drained()
+        await self._parts.worker.wait_until_drained()
 
     def nudge(self) -> None:
         """Feed bulk replays now: one was made or goes on."""

@@ -1,6 +1,6 @@
-"""The words of oncehook as values: ids, arrivals, events, and what the store said about them.
+"""The words of oncehook as values: ids, arrivals, events, and what the store decided about them.
 
-Nothing here does any work; everything else speaks in these types. Inside the program an id is 16 bytes;
+Nothing here does any work; everything else uses these types. Inside the program an id is 16 bytes;
 outside it is text that carries its kind: `evt_`, `dlv_`, `att_`, `arr_`, `rpl_`.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from enum import Enum, IntEnum, IntFlag, StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import unquote_to_bytes
@@ -151,22 +152,22 @@ def last_delivery_of(event_id: bytes) -> DeliveryId:
 
 
 def digest(*parts: bytes) -> bytes:
-    """16 bytes for a list of parts. Each is preceded by its length, so ("a","bc") and ("ab","c") differ (R16)."""
+    """Hash a list of parts to 16 bytes. Each is preceded by its length, so ("a","bc") and ("ab","c") differ (R16)."""
     return blake2b(b"".join([len(part).to_bytes(4) + part for part in parts]), digest_size=16).digest()
 
 
 def key_hash(source: str, parts: Sequence[str]) -> bytes:
-    """What makes two arrivals the same event: the source's name and the parts of its key."""
+    """Hash what makes two arrivals the same event: the source's name and the parts of its key."""
     return digest(source.encode(), *[part.encode() for part in parts])
 
 
 def subject_key(destination: str, source: str, subject: str) -> bytes:
-    """Name the line in which deliveries wait: one destination, one source, one subject."""
+    """Name the queue in which deliveries wait: one destination, one source, one subject."""
     return digest(destination.encode(), source.encode(), subject.encode())
 
 
 def subject_hash(subject: str) -> str:
-    """What stands for a subject where its text must not: in the audit log, once it is erased."""
+    """Hash a subject for places where its text must not be: in the audit log, once it is erased."""
     return digest(b"subject", subject.encode()).hex()
 
 
@@ -208,8 +209,6 @@ MARKS: Final = tuple(Mark(value) for value in range(32))
 
 
 class Outcome(StrEnum):
-    """What became of an arrival."""
-
     accepted = "accepted"
     duplicate = "duplicate"
     conflict = "conflict"
@@ -248,7 +247,7 @@ class Item(msgspec.Struct, gc=False):
     marks: Mark = Mark.none
     deliveries: Sequence[Planned] = ()
     proof: bytes | None = None
-    """Stands for what was signed, where a captured request could come back under another key."""
+    """A hash of what was signed, where a captured request could come back under another key."""
     is_bound: bool = False
     """What was signed is one event whatever its key: the key under which it came first counts."""
     same_as: EventId | None = None
@@ -273,7 +272,7 @@ class Verdict(msgspec.Struct, gc=False):
 
     outcome: Outcome
     event_id: EventId
-    """The event that stands: this item's own, or the first one with its key."""
+    """This item's own event, or the first one with its key."""
 
 
 @dataclass(slots=True)
@@ -291,14 +290,14 @@ class Rejection:
 def pack_head(
     arrival: Arrival, masked: frozenset[bytes] = frozenset(), masked_query: frozenset[bytes] = frozenset()
 ) -> bytes:
-    """The head of a request as bytes to keep. Values of masked headers and parameters never reach the store."""
+    """Encode the head of a request to keep it. Values of masked headers and parameters never reach the store."""
     target = arrival.path.encode("utf-8", "replace")
     if arrival.query:
         target += b"?" + (_mask_query(arrival.query, masked_query) if masked_query else arrival.query)
-    lines = [arrival.method.encode() + b" " + target]
+    parts = [arrival.method.encode() + b" " + target]
     for name, value in arrival.headers:
-        lines.append(name + b": " + (b"[masked]" if name in masked else value))
-    return b"\r\n".join(lines)
+        parts.append(name + b": " + (b"[masked]" if name in masked else value))
+    return b"\r\n".join(parts)
 
 
 def _mask_query(query: bytes, masked: frozenset[bytes]) -> bytes:
@@ -309,10 +308,10 @@ def _mask_query(query: bytes, masked: frozenset[bytes]) -> bytes:
 
 
 def unpack_head(head: bytes) -> tuple[str, str, list[tuple[str, str]]]:
-    """Method, target and headers out of what `pack_head` made."""
-    first, *lines = head.decode("latin-1").split("\r\n")
+    """Return method, target and headers out of what `pack_head` made."""
+    first, *rest = head.decode("latin-1").split("\r\n")
     method, _, target = first.partition(" ")
-    pairs = [line.partition(": ") for line in lines]
+    pairs = [header.partition(": ") for header in rest]
     return method, target, [(name, value) for name, _, value in pairs]
 
 
@@ -386,15 +385,13 @@ class StoredArrival:
 
 
 class Engine(Enum):
-    """Which database keeps it all."""
-
     sqlite = "sqlite"
     postgres = "postgresql"
 
 
 @dataclass(slots=True, frozen=True)
 class Check:
-    """One line of `doctor`: what was looked at, whether it is well, and what to do when not."""
+    """One result of `doctor`, with what to do where it is not well."""
 
     name: str
     ok: bool
@@ -434,7 +431,7 @@ class Figures:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str | None, str | None, str, int]]) -> Figures:
-        """Out of (source, destination, what, sum): each row names one of the two, or neither."""
+        """Build figures of (source, destination, what, sum): each row names one of the two, or neither."""
         sources: dict[str, dict[str, int]] = {}
         destinations: dict[str, dict[str, int]] = {}
         elsewhere: dict[str, int] = {}
@@ -449,7 +446,7 @@ class Figures:
 
 
 SIGNS: Final = (">=", "<=", ">", "<", "=")
-"""How a value may be compared; the longer ones first, for whoever reads them off a text."""
+"""Comparisons; the longer ones first, because they are read off a text in this order."""
 
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,100})?(?:[eE][+-]?[0-9]{1,4})?")
 _LARGEST: Final = 1 << 63
@@ -457,7 +454,7 @@ _LARGEST: Final = 1 << 63
 
 @dataclass(slots=True, frozen=True)
 class Clause:
-    """What must stand at one place of a JSON body. A body that is no JSON has no places.
+    """A condition on one place of a JSON body. A body that is no JSON has no places.
 
     `=` compares with the text of a string, with `true`, `false` and `null`, and with a number as a number; the other
     signs compare numbers only. Two whole numbers of 64 bits are compared exactly, all others as floats.
@@ -470,12 +467,12 @@ class Clause:
 
     @property
     def number(self) -> int | float | None:
-        """The value as a number, if it is written as JSON writes one."""
         return read_number(self.value)
 
 
+@lru_cache(maxsize=256)
 def read_number(text: str) -> int | float | None:
-    """A number as JSON writes it: whole ones exactly, where 64 bits hold them. None: it is none, or too large."""
+    """Read a number as JSON writes it: whole ones exactly, where 64 bits hold them. None: it is none, or too large."""
     if not _NUMBER.fullmatch(text):
         return None
     number = float(text)
@@ -483,8 +480,6 @@ def read_number(text: str) -> int | float | None:
         return int(text)
     return number if math.isfinite(number) else None
 
-
-# -- read by Python ----------------------------------------------------------------------------
 
 _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
@@ -495,25 +490,11 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-class Asked(msgspec.Struct):
-    """A clause with its number read off."""
-
-    path: list[str]
-    sign: str
-    value: str
-    number: int | float | None
-
-
 _decode: Final = msgspec.json.Decoder().decode
 _MISSING: Final = object()
 
 
-def prepare(clauses: Sequence[Clause]) -> list[Asked]:
-    """Return clauses as `says` takes them."""
-    return [Asked(list(clause.path), clause.sign, clause.value, clause.number) for clause in clauses]
-
-
-def says(body: bytes, clauses: Sequence[Asked]) -> bool:
+def says(body: bytes, clauses: Sequence[Clause]) -> bool:
     """Tell whether a body, read as handlers read it, says all of this."""
     try:
         data = _decode(body)
@@ -533,16 +514,17 @@ def _at(data: Any, path: Sequence[str]) -> Any:
     return data
 
 
-def _holds(clause: Asked, found: Any) -> bool:
+def _holds(clause: Clause, found: Any) -> bool:
     if isinstance(found, str):
         return clause.sign == "=" and found == clause.value
     if found is None or isinstance(found, bool):
         return clause.sign == "=" and json.dumps(found) == clause.value
-    if not isinstance(found, int | float) or clause.number is None:
+    number = clause.number
+    if not isinstance(found, int | float) or number is None:
         return False
-    is_whole = isinstance(found, int) and isinstance(clause.number, int)
+    is_whole = isinstance(found, int) and isinstance(number, int)
     try:
-        left, right = (found, clause.number) if is_whole else (float(found), float(clause.number))
+        left, right = (found, number) if is_whole else (float(found), float(number))
     except OverflowError:
         return False
     return _COMPARE[clause.sign](left, right)
@@ -552,13 +534,11 @@ LONGEST_BODY: Final = 1 << 20
 """Bytes of a body that is looked into for a preview: a page shows several, and reads each of them whole."""
 
 LONGEST_TEXT: Final = 300
-
-_JOINERS: Final = "\u200c\u200d"
-"""They make one emoji, or one word, of two."""
+_JOINERS: Final = "\u200c\u200d"  # they make one emoji, or one word, of two
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class DeliveryPreview:
     """A delivery as it is shown before it is made again."""
 
     to: str
@@ -569,7 +549,7 @@ class Preview:
     """Whether somebody else wrote it: `to` is no person then."""
 
 
-def line(text: str, longest: int = LONGEST_TEXT) -> str:
+def flatten_text(text: str, longest: int = LONGEST_TEXT) -> str:
     """Return a text in one line, without marks that turn it round or hide it: a person decides by what is seen."""
     shown = " ".join("".join(char for char in text if char.isspace() or not _is_hidden(char)).split())
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
@@ -622,11 +602,10 @@ class Options(IntFlag):
 
 
 OPTIONS: Final = tuple(Options(value) for value in range(32))
-"""Every combination, as MARKS."""
 
 
 class DeliveryStatus(StrEnum):
-    """Where a delivery stands. The store keeps `pending` for what is leased too; `leased` is read off its head."""
+    """The status of a delivery. The store keeps `pending` for what is leased too; `leased` is read off its head."""
 
     pending = "pending"
     leased = "leased"
@@ -644,8 +623,6 @@ class Category(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended."""
-
     done = "done"
     retry = "retry"
     dead = "dead"
@@ -653,14 +630,14 @@ class AttemptOutcome(StrEnum):
 
 
 class Trigger(StrEnum):
-    """Why an attempt is made, as told in `Oncehook-Trigger`."""
+    """Why an attempt is made, as `Oncehook-Trigger` names it."""
 
     initial = "initial"
     retry = "retry"
     replay = "replay"
     bulk_replay = "bulk-replay"
     test = "test"
-    """A person tries the destination out: no event stands behind it."""
+    """A person tries the destination out: there is no event."""
 
 
 # -- leasing -----------------------------------------------------------------------------------
@@ -668,12 +645,11 @@ class Trigger(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class LeaseRequest:
-    """What a worker asks for: at most so many deliveries of one destination, each for so long."""
+    """What a worker asks for: at most so many deliveries of one destination, each for so many seconds."""
 
     destination_id: int
     limit: int
     lease: float
-    """Seconds."""
     priority: Priority = Priority.live
     crash_tolerance: int = 0
     """Crashes after which it must run alone: none for a handler, whose code runs in our process; some for HTTP."""
@@ -754,13 +730,12 @@ class Lease(msgspec.Struct, gc=False):
 
     @property
     def is_stale(self) -> bool:
-        """Whether a higher rank has overtaken it. What a person asks for again is never stale."""
+        """True where a higher rank has overtaken it. What a person asks for again is never stale."""
         rank, highest = self.event.rank, self.highest_rank
         return self.delivery.run == 1 and rank is not None and highest is not None and rank < highest
 
     @property
     def trigger(self) -> Trigger:
-        """Why this attempt is made."""
         if self.delivery.attempt > 1:
             return Trigger.retry
         if self.delivery.replay_id is None:
@@ -785,14 +760,12 @@ class Expired:
 
 @dataclass(slots=True, frozen=True)
 class Outlook:
-    """Destinations that have work, and when the next will have. Paused ones do not count."""
+    """Destinations that have something to be leased now, by priority, and when the next will have. Paused ones do not
+    count."""
 
     live: Collection[int] = ()
-    """Destinations that have something live to be leased now."""
     replay: Collection[int] = ()
-    """Destinations that have a bulk replay's delivery to be leased now."""
     quarantined: Collection[int] = ()
-    """Destinations that have a delivery to be leased now which must run alone."""
     due_in: float | None = None
     """Seconds until the next delivery of the destinations that were asked about may be leased; None when there is none.
     Those that may be leased now do not count."""
@@ -801,7 +774,6 @@ class Outlook:
 
     @property
     def is_due(self) -> bool:
-        """Whether anything may be leased now."""
         return bool(self.live or self.replay or self.quarantined)
 
 
@@ -823,7 +795,7 @@ class Evidence:
     status: int | None = None
     error: str | None = None
     answer: bytes | None = None
-    """The first 4 KB of what the destination said, a traceback, or what a handler returned, as JSON."""
+    """The first 4 KB of what the destination answered, a traceback, or what a handler returned, as JSON."""
 
 
 NO_EVIDENCE = Evidence()
@@ -845,12 +817,12 @@ class Emission:
 
     intake: Intake
     tell: Callable[[Verdict], None]
-    """Is told on the loop what became of it."""
+    """Called on the loop with what became of it."""
     verdict: Verdict | None = None
     """What the store decided; it holds once the settlement is committed."""
 
-    def committed(self) -> None:
-        """Tell whoever wants to know."""
+    def report(self) -> None:
+        """Hand out the verdict, once its settlement is committed."""
         if self.verdict is not None:
             self.tell(self.verdict)
 
@@ -881,8 +853,8 @@ class Settlement:
     """Lease the next delivery of the subject in the same commit, for so many seconds; for what is done only."""
 
     @property
-    def reached(self) -> set[int]:
-        """The destinations of what it emits."""
+    def emitted_to(self) -> set[int]:
+        """Destinations of what it emits."""
         return {d.destination_id for emission in self.emits for item in emission.intake.items for d in item.deliveries}
 
 
@@ -897,7 +869,7 @@ class Settled:
 
 
 def is_over(settlement: Settlement) -> bool:
-    """Tell whether it finishes the head of its line, so that the line goes on; a held dead letter stays the head."""
+    """Tell whether it finishes the head of its queue, so that the queue goes on; a held dead letter stays the head."""
     if settlement.what is Settle.dead:
         return not settlement.lease.delivery.options & Options.hold
     return settlement.what is Settle.done
@@ -915,7 +887,7 @@ def was_tried(settlement: Settlement) -> bool:
 
 @dataclass(slots=True)
 class Streak:
-    """What a group of settlements says about one destination: whether any was well, and how many failed since."""
+    """Outcomes of a group of settlements for one destination: whether any was well, and how many failed since."""
 
     breaker: Breaker
     reset: bool = False
@@ -924,8 +896,8 @@ class Streak:
     """Failures in a row count over different deliveries: one stubborn delivery does not open a breaker."""
 
 
-def streaks(settlements: Sequence[Settlement]) -> dict[int, Streak]:
-    """The streaks of a group of settlements, in their order, by destination."""
+def count_streaks(settlements: Sequence[Settlement]) -> dict[int, Streak]:
+    """Return the streaks of a group of settlements, in their order, by destination."""
     found: dict[int, Streak] = {}
     for settlement in settlements:
         if settlement.breaker is None or settlement.what is Settle.release:
@@ -956,7 +928,6 @@ class Filter:
     """What a list or a replay is about. Everything that is given must hold."""
 
     ids: Sequence[DeliveryId] | None = None
-    """Deliveries by their own ids."""
     event_id: EventId | None = None
     source: str | None = None
     sources: Sequence[str] | None = None
@@ -988,8 +959,6 @@ class Filter:
 
 @dataclass(slots=True, frozen=True)
 class StoredAttempt:
-    """One try, as it is kept."""
-
     delivery_id: DeliveryId
     fence: int
     run: int
@@ -1006,19 +975,16 @@ class StoredAttempt:
 
     @property
     def result(self) -> bytes | None:
-        """What a handler returned, as JSON: kept as the answer of an attempt that went well without any status."""
+        """JSON that a handler returned: kept as the answer of an attempt that went well without any status."""
         is_handlers = self.outcome is AttemptOutcome.done and self.evidence.status is None
         return self.evidence.answer if is_handlers else None
 
     def without_answer(self) -> StoredAttempt:
-        """Return it without what the destination answered, or the handler returned."""
         return replace(self, evidence=replace(self.evidence, answer=None))
 
 
 @dataclass(slots=True, frozen=True)
 class StoredDelivery:
-    """A delivery as it is shown."""
-
     id: DeliveryId
     event_id: EventId
     source: str
@@ -1048,7 +1014,6 @@ class StoredDelivery:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether a replay has run it again."""
         return self.replay_id is not None
 
 
@@ -1096,12 +1061,11 @@ class Cause:
     first_at: datetime
     last_at: datetime
     sample: DeliveryId
-    """The latest of them."""
 
 
 @dataclass(slots=True, frozen=True)
 class Level:
-    """How a destination stands now."""
+    """The state of a destination now."""
 
     pending: int = 0
     """Those that are leased included."""
@@ -1122,8 +1086,6 @@ class Level:
 
 @dataclass(slots=True, frozen=True)
 class StoredWorker:
-    """A worker that has lately been heard of."""
-
     id: str
     host: str
     pid: int
@@ -1150,13 +1112,11 @@ class Audited:
 
 @dataclass(slots=True, frozen=True)
 class Pruned:
-    """What one short batch of pruning removed."""
-
     events: int = 0
     keys: int = 0
     batches: int = 0
     others: int = 0
-    """Ranks, finished replays, old audit lines, sessions that are over."""
+    """Ranks, finished replays, old audit entries, sessions that are over."""
 
     def __bool__(self) -> bool:
         return bool(self.events or self.keys or self.batches or self.others)
@@ -1167,8 +1127,6 @@ NOTHING_TO_REPLAY_HINT = "Ask for a plan: it says what matches, and what of it i
 
 
 class ReplayState(StrEnum):
-    """Where a replay stands."""
-
     running = "running"
     paused = "paused"
     done = "done"
@@ -1192,14 +1150,14 @@ class ReplayCommand:
     request_key: str | None = None
     """The same request key gets the same replay, and makes no second one (R47)."""
     expected: int | None = None
-    """How many the plan had said: when it is another number now, nothing is done (PlanChanged)."""
+    """How many the plan had shown: when it is another number now, nothing is done (PlanChanged)."""
     about: Mapping[str, object] = field(default_factory=dict)
     """The order in the words in which it was given, to be shown."""
     noted: Mapping[str, object] = field(default_factory=dict)
-    """The same for the audit log, without the subject: a line stays as it is, also when the subject is erased."""
+    """The same for the audit log, without the subject: an entry stays as it is, also when the subject is erased."""
 
-    def audited(self, count: int) -> dict[str, object]:
-        """What the audit log says of it, when it has found so many."""
+    def audit_detail(self, count: int) -> dict[str, object]:
+        """Return the detail of its audit entry, when it has found so many."""
         return {"count": count, "reason": self.reason, "bulk": self.bulk, **self.noted}
 
 
@@ -1250,7 +1208,6 @@ class ReplayPlan:
     changed: Mapping[str, int] = field(default_factory=dict)
     """Those whose first attempt went to another address than their destination has now, by destination."""
     sample: Sequence[StoredDelivery] = ()
-    """The first five."""
 
 
 ERASED: Final = "erased"
@@ -1269,7 +1226,7 @@ class EraseOrder:
     actor: str = ""
     reason: str = ""
     spelled: str = ""
-    """The subject as queries write it, which replays have kept, and lines of an old audit log."""
+    """The subject as queries write it, which replays have kept, and entries of an old audit log."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -1280,7 +1237,6 @@ class Erasure:
     deliveries: int = 0
     """Open ones and dead letters, which are discarded first."""
     attempts: int = 0
-    """Attempts whose error and answer go."""
     arrivals: int = 0
     """Later arrivals of these events that are still kept."""
     batches: int = 0
@@ -1292,11 +1248,11 @@ class Erasure:
         return Erasure(*[mine + more for mine, more in zip(astuple(self), astuple(other), strict=True)])
 
 
-def needle(order: EraseOrder) -> str:
-    """What a kept line holds when it mentions the subject: lines are JSON."""
+def mention_of(order: EraseOrder) -> str:
+    """Return the text by which kept JSON mentions the subject."""
     return json.dumps(f"subject:{order.spelled}")[1:-1]
 
 
-def without_mention(line: str, order: EraseOrder) -> str:
-    """A kept line of JSON in which queries no longer name the subject."""
-    return re.sub(re.escape(needle(order)) + r"(?=[\s\"'\\]|$)", _MENTION, line)
+def without_mention(kept: str, order: EraseOrder) -> str:
+    """Return kept JSON in which queries no longer name the subject."""
+    return re.sub(re.escape(mention_of(order)) + r"(?=[\s\"'\\]|$)", _MENTION, kept)

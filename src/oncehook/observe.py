@@ -300,7 +300,7 @@ class Observer:
 
     # -- the way out ---------------------------------------------------------------------------
 
-    def attempted(self, destination: Destination, settled: Settlement) -> None:
+    def note_attempt(self, destination: Destination, settled: Settlement) -> None:
         name, outcome = destination.name, str(settled.what)
         lease = settled.lease
         self._attempts.add(name, outcome)

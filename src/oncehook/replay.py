@@ -23,12 +23,12 @@ from oncehook.errors import BadRequest
 from oncehook.human import show_rate
 from oncehook.model import (
     DeliveryId,
+    DeliveryPreview,
     DeliveryStatus,
     Filter,
     IdT,
     Level,
     PlanSnapshot,
-    Preview,
     ReplayPlan,
     StoredDelivery,
     subject_hash,
@@ -41,8 +41,6 @@ BEHIND: Final = "Live traffic goes first; the order within a subject is kept amo
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Which deliveries to replay, and how."""
-
     filter: Filter
     force: bool = False
     fresh_id: bool = False
@@ -68,8 +66,6 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """A destination that a replay would reach."""
-
     destination: str
     count: int
     kind: str
@@ -83,7 +79,7 @@ class Recipient:
 
     @property
     def moved(self) -> str:
-        """A sentence about deliveries that go elsewhere than the first time."""
+        """Sentence about deliveries that go elsewhere than the first time."""
         many = "This was" if self.changed == self.count == 1 else f"{self.changed:,} of {self.count:,} were"
         return f"{many} first delivered to another address than {self.destination} has now."
 
@@ -113,7 +109,7 @@ class Plan:
     oldest: datetime | None
     newest: datetime | None
     sample: Sequence[StoredDelivery]
-    previews: Mapping[bytes, Preview]
+    previews: Mapping[bytes, DeliveryPreview]
     """By delivery, of those of the sample that a person can read: who gets it, and what."""
     expected_seconds: float | None
     """Duration at the rate; None: as fast as the destinations go."""
@@ -133,16 +129,14 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons against it now."""
         return [warning for recipient in self.recipients for warning in recipient.warnings]
 
     @property
     def can_work(self) -> bool:
-        """Whether there is anything to replay, and somebody who would work it."""
+        """True where there is anything to replay, and somebody who would work it."""
         return self.total > 0 and not self.goes_only_to("gone")
 
     def goes_only_to(self, kind: str) -> bool:
-        """Tell whether all of it goes to destinations of this kind."""
         return bool(self.recipients) and all(recipient.kind == kind for recipient in self.recipients)
 
     def _seen_by_receivers(self) -> list[str]:
@@ -162,7 +156,7 @@ def build_plan(
     counted: ReplayPlan,
     destinations: Mapping[str, Destination],
     levels: Mapping[str, Level],
-    previews: Mapping[bytes, Preview],
+    previews: Mapping[bytes, DeliveryPreview],
     elsewhere: Collection[str] = (),
 ) -> Plan:
     """Build a plan of what the store has counted. `elsewhere`: the destinations of workers in other processes."""
@@ -188,7 +182,7 @@ def build_plan(
         newest=counted.newest,
         sample=counted.sample,
         previews=previews,
-        expected_seconds=_expected(request, counts, destinations),
+        expected_seconds=_estimate_seconds(request, counts, destinations),
     )
 
 
@@ -206,7 +200,7 @@ def _recipient(
     )
 
 
-def _expected(
+def _estimate_seconds(
     request: ReplayRequest, counts: Mapping[str, int], destinations: Mapping[str, Destination]
 ) -> float | None:
     """Return the seconds at the rate asked for, or at that of the slowest destination: whichever takes longer."""
@@ -218,7 +212,7 @@ def _expected(
     return max(spans, default=None)
 
 
-def ended(filter: Filter, now: datetime) -> Filter:
+def with_end(filter: Filter, now: datetime) -> Filter:
     """Return a filter with an end: what arrives after the plan was made is not meant by it."""
     if filter.until is not None or filter.ids is not None or filter.event_id is not None:
         return filter
@@ -244,7 +238,6 @@ def some_id(kind: type[IdT], text: str) -> IdT:
 
 
 def command(request: ReplayRequest) -> str:
-    """Return the command that makes the same request."""
     words = ["oncehook", "replay", *_subject_of(request.filter)]
     if request.force:
         words.append("--force")
@@ -278,7 +271,6 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
 
 
 def encode_token(request: ReplayRequest, seen: PlanSnapshot) -> str:
-    """Return the token of a plan."""
     token = _Token(
         2, query.write_query(request.filter), request.force, request.fresh_id, request.rate, seen.count, seen.at
     )

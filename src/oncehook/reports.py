@@ -46,21 +46,19 @@ _CREDENTIAL: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A request as it may be shown."""
-
+class ShownRequest:
     method: str
     target: str
     headers: Sequence[tuple[str, str]]
 
 
-def request_of(head: bytes) -> Request:
+def request_of(head: bytes) -> ShownRequest:
     """Return the request of a stored head, with credentials masked."""
     method, target, headers = unpack_head(head)
     path, mark, search = target.partition("?")
     pairs = [piece.partition("=") for piece in search.split("&")]
     search = "&".join(name + sign + (MASK if sign and _is_credential(name) else value) for name, sign, value in pairs)
-    return Request(
+    return ShownRequest(
         method, path + mark + search, [(name, MASK if _is_credential(name) else value) for name, value in headers]
     )
 
@@ -69,10 +67,10 @@ HIDDEN: Final = "[hidden]"
 """Shown in the place of a header's value to whoever may not see payloads."""
 
 
-def without_values(request: Request) -> Request:
+def without_values(request: ShownRequest) -> ShownRequest:
     """Return a request without what its sender put into it: no query, and of headers only the names."""
     path, mark, _ = request.target.partition("?")
-    return Request(
+    return ShownRequest(
         request.method, path + mark + (HIDDEN if mark else ""), [(name, HIDDEN) for name, _ in request.headers]
     )
 
@@ -86,7 +84,7 @@ class ShownEvent:
     """An event with everything about it but its body."""
 
     event: EventDetails
-    request: Request
+    request: ShownRequest
     deliveries: Sequence[StoredDelivery]
     body_authenticated: bool | None
     """Whether its source's check covers the body; None: there is no such source any more."""
@@ -100,17 +98,15 @@ class ShownEvent:
         """Coverage of its source's check, in words."""
         if self.body_authenticated is None or self.key_authenticated is None:
             return None
-        return proven(self.body_authenticated, self.key_authenticated)
+        return describe_coverage(self.body_authenticated, self.key_authenticated)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownArrival:
-    """An arrival of an event."""
-
     id: ArrivalId
     outcome: Outcome
     at: datetime
-    request: Request
+    request: ShownRequest
     body_differs: bool
 
 
@@ -145,8 +141,7 @@ class ShownSource:
 
     @property
     def proven(self) -> str:
-        """Coverage of its check, in words."""
-        return proven(self.body_authenticated, self.key_authenticated)
+        return describe_coverage(self.body_authenticated, self.key_authenticated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +152,6 @@ class ShownDestination:
     kind: str
     address: str
     retry: str
-    """The schedule in words."""
     timeout: float
     lease: float
     concurrency: int
@@ -169,7 +163,6 @@ class ShownDestination:
     breaker: str
     """`closed`, `open`, or `half_open` when its time has passed and nothing was tried yet."""
     holding: Breaker
-    """When it is held back, and for how long."""
 
     @property
     def state(self) -> str:
@@ -182,20 +175,18 @@ class ShownDestination:
 
     @property
     def streak(self) -> str:
-        """A sentence about its failures in a row and what comes next; empty where there are none."""
+        """Sentence about its failures in a row and what comes next; empty where there are none."""
         failures, held = self.level.failures, show_span(self.holding.open)
         if not failures:
             return ""
-        said = f"{failures:,} {'delivery has' if failures == 1 else 'deliveries have'} failed since the last success."
+        lead = f"{failures:,} {'delivery has' if failures == 1 else 'deliveries have'} failed since the last success."
         if self.breaker != "closed":
-            return f"{said} One trial decides: after a success everything goes on, else it waits for another {held}."
-        return f"{said} At {self.holding.failures:,} nothing is sent for {held}, then one trial decides."
+            return f"{lead} One trial decides: after a success everything goes on, else it waits for another {held}."
+        return f"{lead} At {self.holding.failures:,} nothing is sent for {held}, then one trial decides."
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Version, store and workers of an inbox."""
-
     version: str
     engine: str
     schema: SchemaState
@@ -275,7 +266,7 @@ def verifier_name(scheme: Scheme) -> str:
     return type(scheme).__name__.lower()
 
 
-def proven(body: bool, key: bool) -> str:
+def describe_coverage(body: bool, key: bool) -> str:
     """Return what a source's check covers: `body and key`, `body, not the key`, `who sends, not the body`."""
     if not body:
         return "the key, not the body" if key else "who sends, not the body"
@@ -287,8 +278,8 @@ def schedule(policy: Policy) -> str:
     waits = list(policy.waits or policy.in_words())
     if not waits:
         return "1 attempt"
-    said = [show_span(wait) for wait in waits]
-    shown = ", ".join(said) if len(said) <= 5 else f"{', '.join(said[:3])} … {said[-1]}"
+    spans = [show_span(wait) for wait in waits]
+    shown = ", ".join(spans) if len(spans) <= 5 else f"{', '.join(spans[:3])} … {spans[-1]}"
     chance = "up to " if not policy.waits and policy.jitter == "full" else ""
     return f"{chance}{shown}: {policy.attempts} attempts over {show_span(sum(waits))}"
 
@@ -303,20 +294,16 @@ def rule(places: object) -> str:
 
 
 def breaker(level: Level, now: datetime) -> str:
-    """Return the state of a destination's breaker."""
     if level.open_until is None:
         return "closed"
     return "open" if level.open_until > now else "half_open"
 
 
-Groups = dict[str, dict[str, int]]
 PerDay = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Numbers since a moment."""
-
     since: datetime
     total: int
     """Events accepted."""
@@ -331,7 +318,6 @@ class Stats:
     retries: int
     replays: int
     last_replay_at: datetime | None
-    """When the latest replay was asked for."""
     per_day: Mapping[str, Mapping[str, int]]
     """Deliveries done, by destination and day (UTC)."""
     volume_today: int
@@ -377,7 +363,7 @@ def _sum(counted: Iterable[Mapping[str, int]], what: str) -> int:
     return sum(counts.get(what, 0) for counts in counted)
 
 
-def _by_source(figures: Figures, today: Mapping[str, int]) -> Groups:
+def _by_source(figures: Figures, today: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return {
         name: {
             "total": counts.get("accepted", 0),
@@ -390,7 +376,7 @@ def _by_source(figures: Figures, today: Mapping[str, int]) -> Groups:
     }
 
 
-def _by_destination(figures: Figures, levels: Mapping[str, Level]) -> Groups:
+def _by_destination(figures: Figures, levels: Mapping[str, Level]) -> dict[str, dict[str, int]]:
     return {
         name: {
             "pending": level.pending - level.leased,

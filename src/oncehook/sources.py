@@ -24,7 +24,7 @@ import msgspec
 from oncehook import clock, human
 from oncehook.errors import ConfigError
 from oncehook.logs import ration
-from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, line, unpack_head
+from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, flatten_text, unpack_head
 from oncehook.payload import BodyHash, Redaction
 from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, RuleContext, Rules, Spec, compile_rule
 from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret, Secret
@@ -290,7 +290,7 @@ class Source:
             fields = {"source": self.name}
             ration.log(log, logging.ERROR, "preview.failed", fields, kind=self.name, exc_info=True)
             return None
-        return line(" ".join(found or ())) or None
+        return flatten_text(" ".join(found or ())) or None
 
 
 ALWAYS_MASKED: Final = frozenset({b"authorization", b"proxy-authorization", b"cookie"})

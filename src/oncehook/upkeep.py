@@ -25,7 +25,6 @@ class Limits:
     """Limits of watermarks; None or empty: no limit."""
 
     dead: int | None = None
-    """Dead letters."""
     oldest_due: float | None = None
     """Seconds for which the oldest delivery has been due."""
     daily_volume: Mapping[str, int] = field(default_factory=dict)
@@ -41,8 +40,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A level and its limit."""
-
     name: str
     """`dead`, `oldest_due`, `disk`, or `daily_volume.SOURCE`."""
     level: float | None
@@ -52,7 +49,7 @@ class Watermark:
 
     @property
     def source(self) -> str | None:
-        """The source whose volume it measures: a notice, where the others are alarms. None for those."""
+        """Source whose volume it measures: a notice, where the others are alarms. None for those."""
         kind, _, source = self.name.partition(".")
         return source if kind == "daily_volume" else None
 
@@ -103,8 +100,6 @@ class UpkeepObserver(Protocol):
 
 
 class Sweep:
-    """Housekeeping of one process."""
-
     def __init__(
         self,
         store: Store,

@@ -47,21 +47,17 @@ log = logging.getLogger("oncehook.worker")
 
 LOOKED_AT: Final = 500
 """Destinations that one look asks about, in turn; of the others it only learns what has become due since the last."""
-
 FEW: Final = 4
 """Fewer leases than this let wake-ups gather before the next are asked for."""
-
 REPLAY_SHARE: Final = 10
 """Of so many deliveries one is of a bulk replay, while there is live work too."""
-
 MOST_UNSETTLED: Final = 1000
 """Ended attempts that may wait for their settlement before nothing new is begun."""
-
 THE_PAST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class WorkerTimeouts:
     """Times of a worker, in seconds."""
 
     poll: float = 1.0
@@ -81,17 +77,17 @@ class Timeouts:
 
     @property
     def safe_part(self) -> float:
-        """The part of a lease for which it is surely ours without a renewal."""
+        """Part of a lease for which it is surely ours without a renewal."""
         return 1 - 1 / self.beats
 
 
-TIMEOUTS: Final = Timeouts()
+TIMEOUTS: Final = WorkerTimeouts()
 
 
 class AttemptObserver(Protocol):
     """Observer of attempts, for logs and metrics."""
 
-    def attempted(self, destination: Destination, settled: Settlement) -> None: ...
+    def note_attempt(self, destination: Destination, settled: Settlement) -> None: ...
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None: ...
 
@@ -108,7 +104,7 @@ class Worker:
         observer: AttemptObserver,
         *,
         concurrency: int = 1000,
-        timeouts: Timeouts = TIMEOUTS,
+        timeouts: WorkerTimeouts = TIMEOUTS,
         heartbeat: type[Heartbeat] | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{clock.random_bytes(3).hex()}"
@@ -117,8 +113,7 @@ class Worker:
         self._timeouts = timeouts
         self._slots = {d.id: DestinationSlots(d) for d in destinations}
         self._concurrency = concurrency
-        self._attempts: dict[int, RunningAttempt] = {}
-        """By fence."""
+        self._attempts: dict[int, RunningAttempt] = {}  # by fence
         self.left_behind = 0
         """Threads that were still at work when it stopped: the process must end before anybody else may begin."""
         self._kept: dict[int, RunningAttempt] = {}
@@ -149,12 +144,11 @@ class Worker:
         self._alone_after = 0.0
         """Not before this moment is the next one run alone: other work gets as much time as the last one took."""
         shortest = min((slots.destination.terms.lease for slots in self._slots.values()), default=Terms().lease)
-        self.heartbeat = (heartbeat or Heartbeat)(store, self._lost_by_thread, shortest, timeouts.beats)
+        self.heartbeat = (heartbeat or Heartbeat)(store, self._stop_lost, shortest, timeouts.beats)
 
     # -- starting and stopping -----------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to work, on the running loop."""
         self._loop = asyncio.get_running_loop()
         for slots in self._slots.values():
             await slots.destination.open()
@@ -163,7 +157,6 @@ class Worker:
         self._main = asyncio.create_task(self._work(), name="oncehook-worker")
 
     def quiesce(self) -> None:
-        """Take no more work."""
         self._stopping = True
         self._woken.set()
 
@@ -209,8 +202,8 @@ class Worker:
         names = [slots.destination.name for slots in self._slots.values()]
         return StoredWorker(self.id, host, int(pid), since, since, len(self.heartbeat), names)
 
-    async def drained(self) -> None:
-        """Return when nothing is left to do for its destinations, retries included; what is paused does not count."""
+    async def wait_until_drained(self) -> None:
+        """Wait until nothing is left to do for its destinations, retries included; what is paused does not count."""
         while self._main is not None and not self._main.done():
             if not self._attempts and self._settling.is_empty():
                 next_due = await self._store.next_due(self._order)
@@ -290,7 +283,6 @@ class Worker:
             self._look_in(next_due.due_in)
 
     def _look_in(self, seconds: float) -> None:
-        """Look not later than in so many seconds."""
         look_at = clock.steady() + max(seconds, 0.002)
         if look_at < self._look_at:
             self._look_at = look_at
@@ -361,9 +353,9 @@ class Worker:
             self._reserved += sign * one.limit
 
     def _room(self) -> int:
-        return self._concurrency - self.unsettled() - self._reserved
+        return self._concurrency - self.count_unsettled() - self._reserved
 
-    def unsettled(self) -> int:
+    def count_unsettled(self) -> int:
         """Return how many attempts are under way, or have ended and keep their slot."""
         return len(self._attempts) + len(self._kept)
 
@@ -393,11 +385,11 @@ class Worker:
     async def _run_alone(self) -> None:
         self._is_alone = True
         try:
-            await self._run_one_alone()
+            await self._run_quarantined()
         finally:
             self._is_alone = False
 
-    async def _run_one_alone(self) -> None:
+    async def _run_quarantined(self) -> None:
         await self._wait_until_idle()
         if self._stopping:
             return
@@ -421,7 +413,7 @@ class Worker:
             elif self._reserved:
                 await asyncio.sleep(0.001)
             elif not self._settling.is_empty():  # with a settlement the next of its subject may begin
-                await self._settling.caught_up()
+                await self._settling.catch_up()
             else:
                 return
 
@@ -452,7 +444,7 @@ class Worker:
             if settled is None:
                 result = await destination.attempt(lease) if lease.unreadable is None else _unreadable(lease.unreadable)
                 if result.settled:
-                    self.settled(Settlement(lease, Settle.done, duration=clock.perf() - started))
+                    self.note_settled(Settlement(lease, Settle.done, duration=clock.perf() - started))
                     return
                 goes_on = self._goes_on(slots, lease, running)
                 settled = settlement(destination.terms, lease, result, clock.perf() - started, take_next=goes_on)
@@ -468,7 +460,7 @@ class Worker:
             # Stopped, or the lease was lost: given back uncounted (R37); refused if it is no longer ours.
             self._settling.add(Settlement(lease, Settle.release))
         except LeaseLost:
-            self.lost(lease)
+            self.note_lost(lease)
         except Exception as error:  # a destination that raised after all
             log.exception("attempt.failed")
             terms = destination.terms
@@ -502,7 +494,7 @@ class Worker:
 
     # -- after an attempt ----------------------------------------------------------------------
 
-    def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
+    def note_settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
         """Free the slot of an attempt that is settled, or begin `following` in it: the next of its subject."""
         lease = done.lease
         self.heartbeat.let_go(lease)
@@ -515,9 +507,9 @@ class Worker:
         else:
             self._free_kept(slots, lease)
         if done.what is not Settle.release:
-            self._observer.attempted(slots.destination, done)
+            self._observer.note_attempt(slots.destination, done)
 
-    def lost(self, lease: Lease) -> None:
+    def note_lost(self, lease: Lease) -> None:
         """Forget a lease that belongs to somebody else by now; nothing was changed."""
         self.heartbeat.let_go(lease)
         slots = self._slots[lease.delivery.destination_id]
@@ -525,12 +517,11 @@ class Worker:
         self._observer.lease_lost(slots.destination, lease)
 
     def destination_of(self, lease: Lease) -> Destination:
-        """Return the destination of a lease."""
         return self._slots[lease.delivery.destination_id].destination
 
     @property
     def takes(self) -> bool:
-        """Whether arrivals may be leased to it in the commit that keeps them."""
+        """True while arrivals may be leased to it in the commit that keeps them."""
         return self._main is not None and not self._stopping
 
     def note_expired(self, expired: Expired) -> None:
@@ -538,7 +529,7 @@ class Worker:
         self._look_at = 0.0  # it may have been set aside
         self._observer.lease_expired(self._slots[expired.destination_id].destination, expired)
 
-    def _lost_by_thread(self, lease: Lease) -> None:
+    def _stop_lost(self, lease: Lease) -> None:
         """Stop the attempt of a lease that the heartbeat has lost, or may lose in a moment (R33)."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel, lease)
@@ -585,10 +576,10 @@ class DestinationSlots:
 
     def room(self, most: int) -> int:
         """Return how many attempts may begin now, by its concurrency, its rate and the worker's free slots."""
-        room = min(self.destination.terms.concurrency - self.busy, most, self._allowed())
+        room = min(self.destination.terms.concurrency - self.busy, most, self._count_allowed())
         return max(room - self.asked, 0)
 
-    def _allowed(self) -> int:
+    def _count_allowed(self) -> int:
         rate = self.destination.terms.rate
         if rate is None:
             return self.destination.terms.concurrency
@@ -616,14 +607,12 @@ class DestinationSlots:
     def allowed_in(self) -> float | None:
         """Return the seconds until the rate allows another attempt; None: it does now, or there is none."""
         rate = self.destination.terms.rate
-        if rate is None or self._allowed() >= 1:
+        if rate is None or self._count_allowed() >= 1:
             return None
         return (1.0 - self._allowance) / rate
 
 
 class RunningAttempt:
-    """An attempt that is being made."""
-
     __slots__ = ("began", "late_at", "on_thread", "takes_next", "task")
 
     def __init__(self, began: float, late_at: float, on_thread: bool) -> None:
@@ -639,8 +628,6 @@ class RunningAttempt:
 
 
 class HeldLease:
-    """A lease that the heartbeat keeps alive."""
-
     __slots__ = ("ends_at", "lease", "renewed_at")
 
     def __init__(self, lease: Lease, renewed_at: float, ends_at: float | None) -> None:
@@ -751,7 +738,6 @@ class Heartbeat:
 
 GROUPS: Final = 2
 """Groups of settlements under way at once: a subject that goes on must not wait for the others' commit."""
-
 TURNS: Final = 8
 """Turns of the loop for which subjects that go on wait for each other, to share a commit: short when little happens."""
 
@@ -764,7 +750,6 @@ class SettlementBatcher:
         self._worker = worker
         self._ended: list[Settlement] = []
         self._under_way = 0
-        """Settlements that are being written."""
         self._groups = 0
         self._tasks: set[asyncio.Task[None]] = set()
         """Held, or they could be collected while they run."""
@@ -777,12 +762,10 @@ class SettlementBatcher:
         self._loop = asyncio.get_running_loop()
 
     async def stop(self) -> None:
-        """Settle what is there, and end."""
         self._stopping = True
-        await self.caught_up()
+        await self.catch_up()
 
     def add(self, ended: Settlement) -> None:
-        """Add a settlement to the next group."""
         self._ended.append(ended)
         self._plan()
 
@@ -790,11 +773,10 @@ class SettlementBatcher:
         return not self._ended and not self._under_way
 
     def is_behind(self) -> bool:
-        """Tell whether so much is unsettled that nothing new may begin."""
         return len(self._ended) + self._under_way > MOST_UNSETTLED
 
-    async def caught_up(self) -> None:
-        """Return when everything that has ended so far is written."""
+    async def catch_up(self) -> None:
+        """Wait until everything that has ended so far is written."""
         while not self.is_empty() and self._loop is not None:
             self._group_written.clear()
             await self._group_written.wait()
@@ -808,7 +790,7 @@ class SettlementBatcher:
     def _gather(self, turns: int) -> None:
         """Begin the next group; where all of it are subjects that go on, others may join for so many turns."""
         assert self._loop is not None
-        is_short = 0 < len(self._ended) < self._worker.unsettled()
+        is_short = 0 < len(self._ended) < self._worker.count_unsettled()
         if turns and is_short and all(one.take_next is not None for one in self._ended):
             self._loop.call_soon(self._gather, turns - 1)
             return
@@ -846,7 +828,7 @@ class SettlementBatcher:
         except StoreUnavailable as error:
             log.error("worker.settle_failed", extra={"fields": {"leases": len(group), "error": str(error)}})
             for one in group:  # their leases run out, and somebody makes the attempts again
-                self._worker.lost(one.lease)
+                self._worker.note_lost(one.lease)
             return
         except Exception as error:
             self._fail(group, error)
@@ -854,11 +836,11 @@ class SettlementBatcher:
         following = {lease.queue_key: lease for lease in settled.next}
         for one in group:
             if one.lease.fence in settled.ours:
-                self._worker.settled(one, following.get(one.lease.queue_key), asked_at)
+                self._worker.note_settled(one, following.get(one.lease.queue_key), asked_at)
                 for emission in one.emits:
-                    emission.committed()
+                    emission.report()
             else:
-                self._worker.lost(one.lease)
+                self._worker.note_lost(one.lease)
 
     async def _persist(self, group: list[Settlement]) -> Settled:
         """Write a group; ask again while the store is away, for as long as the leases can still be ours."""
@@ -877,12 +859,11 @@ class SettlementBatcher:
         for settled in group:
             if not _may_fail(settled):
                 log.error("worker.settle_failed", exc_info=error)
-                self._worker.lost(settled.lease)
+                self._worker.note_lost(settled.lease)
                 continue
             terms = self._worker.destination_of(settled.lease).terms
             self.add(settlement(terms, settled.lease, failure(error, terms.rules), settled.duration))
 
 
 def _may_fail(settled: Settlement) -> bool:
-    """Tell whether a settlement carries an effect or events of its handler."""
     return settled.commit is not None or bool(settled.emits)

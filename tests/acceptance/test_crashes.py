@@ -369,7 +369,7 @@ async def test_nobody_begins_beside_a_thread_whose_heartbeat_gave_up(engine: Eng
         (held,) = worker.heartbeat._held.values()
         # The store did not answer for most of a lease; it is still ours, and nobody else's.
         worker.heartbeat.let_go(held.lease)
-        worker._lost_by_thread(held.lease)
+        worker._stop_lost(held.lease)
         await asyncio.sleep(0.3)
         assert len(begun) == 1, "the thread is at work still"
         may_end.set()

@@ -220,7 +220,7 @@ def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
 
         def says(body: bytes, *asked: Clause) -> bool:
             text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + read.SAYS
-            [(n,)] = connection.execute(text, {"body": body, "clauses": read.asked(asked)})
+            [(n,)] = connection.execute(text, {"body": body, "clauses": read.encode_clauses(asked)})
             return bool(n)
 
         yield says
@@ -249,7 +249,9 @@ def test_python_is_asked_about_few() -> None:
             Clause(("n", "t"), "=", "97"): 0,
         }.items():
             told.clear()
-            found = connection.execute("SELECT 1 FROM events e WHERE true " + read.SAYS, [read.asked([clause])])
+            found = connection.execute(
+                "SELECT 1 FROM events e WHERE true " + read.SAYS, [read.encode_clauses([clause])]
+            )
             assert len(found.fetchall()) <= len(told) == few, clause
 
 

@@ -170,7 +170,7 @@ async def test_a_retry_keeps_its_place(store: Store) -> None:
     crm = Scripted()
     crm.answers = lambda lease: AGAIN if lease.delivery.id == made[1] and lease.delivery.attempt < 3 else WELL
     async with working(store, crm) as worker:
-        await worker.drained()
+        await worker.wait_until_drained()
     assert crm.order == [made[0], made[1], made[1], made[1], made[2], made[3]]
     assert [lease.delivery.attempt for lease in crm.begun] == [1, 1, 2, 3, 1, 1]
     assert crm.most == 1
@@ -182,7 +182,7 @@ async def test_a_dead_letter_that_is_held_stops_the_line(store: Store) -> None:
     crm = Scripted()
     crm.answers = lambda lease: DIES if lease.delivery.id == made[1] else WELL
     async with working(store, crm) as worker:
-        await worker.drained()
+        await worker.wait_until_drained()
         await is_idle(worker)
     assert crm.order == made[:2]
     assert await statuses(store, made) == ["done", "dead", "pending"]
@@ -213,7 +213,7 @@ async def test_what_coalesces_goes_on_with_the_rest_at_once(store: Store) -> Non
         crm.end(made[1])
         await crm.until_begun(made[6])
         crm.end_all()
-        await worker.drained()
+        await worker.wait_until_drained()
     assert crm.order == [made[1], made[6]]
     assert await statuses(store, made) == ["done"] * 7
 
@@ -223,7 +223,7 @@ async def test_what_was_overtaken_is_left_out(store: Store) -> None:
     crm = Scripted()
     crm.end_all()
     async with working(store, crm) as worker:
-        await worker.drained()
+        await worker.wait_until_drained()
     assert crm.order == [made[0], made[3]]
     assert [(await look(store, one)).note for one in made] == [None, "stale", "stale", None]
 
@@ -240,7 +240,7 @@ async def test_concurrency_holds_for_what_follows(store: Store) -> None:
             crm.end(*list(crm.running)[: 1 + n % 3])
             await until(lambda: len(crm.running) == 3)
         crm.end_all()
-        await worker.drained()
+        await worker.wait_until_drained()
         assert worker._room() == 1000
         assert len(worker.heartbeat) == 0
     assert crm.most == 3
@@ -310,7 +310,7 @@ async def test_a_busy_subject_makes_room_for_others(store: Store) -> None:
     crm = Scripted(concurrency=1)
     with slow(crm, seconds=TIMEOUTS.subject_share / 10):
         async with working(store, crm) as worker:
-            await worker.drained()
+            await worker.wait_until_drained()
     assert crm.order.index(other) <= 12, "its share is ten of them"
     assert [one for one in crm.order if one != other] == hot
 
@@ -323,7 +323,7 @@ async def test_a_busy_subject_makes_room_for_other_destinations(store: Store) ->
     crm, mail = Scripted(), Scripted("mail", 2)
     with slow(crm, mail, seconds=TIMEOUTS.subject_share / 10) as order:
         async with working(store, crm, mail, concurrency=1) as worker:
-            await worker.drained()
+            await worker.wait_until_drained()
     assert mail.order == [other]
     assert order.index(2) <= 12
 
@@ -334,7 +334,7 @@ async def test_without_others_a_busy_subject_goes_on(store: Store) -> None:
     crm = Scripted(concurrency=1)
     with slow(crm, seconds=TIMEOUTS.subject_share / 3):
         async with working(store, crm) as worker:
-            await worker.drained()
+            await worker.wait_until_drained()
     assert crm.order == made
 
 

@@ -457,7 +457,7 @@ async def test_what_arrives_begins_at_once(ground: Ground, store: Store, monkeyp
         crm.end_all()
         made = await deliver(store, "s", "s", "s")
         await until(lambda: len(crm.begun) == 3)
-        await worker.drained()
+        await worker.wait_until_drained()
     assert (crm.order, crm.most, asked) == (made, 1, 0)
     assert await statuses(store, made) == ["done"] * 3
 
@@ -474,7 +474,7 @@ async def test_concurrency_holds_for_arrivals(store: Store) -> None:
             made += await deliver(store, f"s{n}", None)
         await until(lambda: len(crm.running) == 3)
         crm.end_all()
-        await worker.drained()
+        await worker.wait_until_drained()
     assert crm.most == 3
     assert sorted(crm.order) == sorted(made)
     assert set(await statuses(store, made)) == {"done"}
@@ -489,7 +489,7 @@ async def test_a_workers_own_limit_holds_for_arrivals(store: Store) -> None:
         assert len(crm.running) + len(mail.running) == 2
         crm.end_all()
         mail.end_all()
-        await worker.drained()
+        await worker.wait_until_drained()
     assert sorted(crm.order + mail.order) == sorted(made)
 
 
@@ -553,7 +553,7 @@ async def test_a_suspect_is_alone_whatever_arrives(ground: Ground, store: Store)
         crm.end(quarantined)
         await crm.until_begun(*made[:2])
         crm.end_all()
-        await worker.drained()
+        await worker.wait_until_drained()
     assert await statuses(store, [quarantined, *made]) == ["done"] * 4
 
 
@@ -568,10 +568,10 @@ async def test_a_suspect_waits_for_what_follows_too(ground: Ground, store: Store
         await until(lambda: worker._is_alone)
         crm.end(hot[0])
         await crm.until_begun(quarantined)
-        await worker._settling.caught_up()
+        await worker._settling.catch_up()
         assert list(crm.running) == [quarantined]
         crm.end_all()
-        await worker.drained()
+        await worker.wait_until_drained()
     assert await statuses(store, [quarantined, *hot]) == ["done"] * 4
 
 
@@ -637,7 +637,7 @@ async def test_a_process_that_slept_does_not_begin(store: Store) -> None:
         assert lease.delivery.attempt == 1
         assert await store.attempts_of(made) == []
         crm.end_all()
-        await worker.drained()
+        await worker.wait_until_drained()
     assert [one.lease.fence for one in observer.settled] == [lease.fence]
 
 

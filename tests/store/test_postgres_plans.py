@@ -24,8 +24,8 @@ from oncehook.model import (
     Priority,
     Settle,
     Settlement,
+    count_streaks,
     new_id,
-    streaks,
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
@@ -203,7 +203,7 @@ CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
     "settle, dead": (SETTLE, lambda s: ends(s.failing, Settle.dead)),
     "settle, ranked": (SETTLE, lambda s: ends(s.failing, Settle.done)),
     "replay": (RUN_AGAIN, lambda s: [Ids(s.dead), 0, Id(new_id()), False, 0, 0.0]),
-    "judge": (UPDATE_BREAKERS, lambda s: list(breaker_parameters(streaks(fails(s.failing))))),
+    "judge": (UPDATE_BREAKERS, lambda s: list(breaker_parameters(count_streaks(fails(s.failing))))),
     "go on": (CONTINUE_QUEUES, lambda s: [Ids([lease.queue_key for lease in s.followed])]),
 }
 

@@ -128,7 +128,7 @@ async def test_who_reads_writes_nothing_and_leaves_the_log_alone(tmp_path: Path)
     reader = SqliteStore(left / "inbox.db")
     await reader.open(write=False)
     assert [line.actor for line in await reader.audit_log()] == ["somebody"]
-    assert set((await reader.numbers()).sources) == {"orders"}
+    assert set((await reader.name_ids()).sources) == {"orders"}
     with pytest.raises(StoreHeld, match="reading only"):
         await reader.audit("somebody", "act", "target", {})
     with pytest.raises(StoreHeld, match="reading only"):

@@ -48,16 +48,19 @@ SETTLING = {
     "finish replay": queue.FINISH_REPLAY,
     "newest of type": queue.NEWEST_OF_TYPE,
     "open items": admin.OPEN,
-    "standing": admin.STANDING,
+    "replayed delivery": admin.DELIVERY,
 }
 LOOKING = {
-    **{f"deliveries by {way}": text for way, text in read.SHOW_DELIVERIES.items()},
-    **{f"all deliveries by {way}": text for way, text in read.MEAN_DELIVERIES.items()},
-    **{f"events by {way}": text for way, text in read.LIST_EVENTS.items()},
-    **{f"far by {way}": text for way, text in read.FAR_DELIVERY.items()},
-    **{f"far events by {way}": text for way, text in read.FAR_EVENT.items()},
-    **{f"weight by {way}": text for way, text in read.WEIGH_DELIVERIES.items()},
-    **{f"weight of events by {way}": text for way, text in read.WEIGH_EVENTS.items()},
+    **{f"deliveries by {way}": one.LIST for way, one in read.DELIVERIES.items()},
+    **{f"deliveries by {way}, body": one.LIST for way, one in read.DELIVERIES_BY_BODY.items()},
+    **{f"all deliveries by {way}": one.SELECT for way, one in read.DELIVERIES.items()},
+    **{f"all deliveries by {way}, body": one.SELECT for way, one in read.DELIVERIES_BY_BODY.items()},
+    **{f"events by {way}": one.LIST for way, one in read.EVENTS.items()},
+    **{f"events by {way}, body": one.LIST for way, one in read.EVENTS_BY_BODY.items()},
+    **{f"far by {way}": one.FAR for way, one in read.DELIVERIES.items()},
+    **{f"far events by {way}": one.FAR for way, one in read.EVENTS.items()},
+    **{f"weight by {way}": one.WEIGH for way, one in read.DELIVERIES.items()},
+    **{f"weight of events by {way}": one.WEIGH for way, one in read.EVENTS.items()},
     "attempts": read.ATTEMPTS,
     "deliveries of an event": read.DELIVERIES_OF_EVENT,
     "earlier": read.EARLIER,
@@ -113,15 +116,20 @@ async def test_a_lease_sorts_nothing(inbox: SqliteStore, name: str) -> None:
 
 @pytest.mark.parametrize("way", ["all", "unfinished", "replay"])
 async def test_a_list_sorts_nothing(inbox: SqliteStore, way: str) -> None:
-    for text in (read.SHOW_DELIVERIES[way], read.LIST_EVENTS[way]):
+    for text in (read.DELIVERIES[way].LIST, read.EVENTS[way].LIST):
         assert not [step for step in plan(inbox, text) if "TEMP B-TREE" in step]
 
 
 async def test_who_asks_for_no_body_does_not_pay_for_it(inbox: SqliteStore) -> None:
     """Looking into bodies comes behind a plan that stays as it is, and is in no other."""
-    for texts in (read.SHOW_DELIVERIES, read.MEAN_DELIVERIES, read.LIST_EVENTS):
-        for way in [way for way in texts if "body" not in way]:
-            plain, saying = plan(inbox, texts[way]), plan(inbox, texts[f"{way}, body"])
+    deliveries, by_body = read.DELIVERIES.values(), read.DELIVERIES_BY_BODY.values()
+    for texts, saying_texts in (
+        ([one.LIST for one in deliveries], [one.LIST for one in by_body]),
+        ([one.SELECT for one in deliveries], [one.SELECT for one in by_body]),
+        ([one.LIST for one in read.EVENTS.values()], [one.LIST for one in read.EVENTS_BY_BODY.values()]),
+    ):
+        for text, saying_text in zip(texts, saying_texts, strict=True):
+            plain, saying = plan(inbox, text), plan(inbox, saying_text)
             rest = iter(_NUMBERS.sub("", step) for step in saying)
             assert all(_NUMBERS.sub("", step) in rest for step in plain)  # in this order
             assert not [step for step in plain if "VIRTUAL TABLE" in step]
@@ -129,8 +137,9 @@ async def test_who_asks_for_no_body_does_not_pay_for_it(inbox: SqliteStore) -> N
 
 async def test_what_is_not_finished_has_an_index_of_its_own(inbox: SqliteStore) -> None:
     """A dead letter among a million done ones is found without walking past them."""
-    for text in (read.SHOW_DELIVERIES, read.MEAN_DELIVERIES, read.LIST_EVENTS, read.FAR_DELIVERY):
-        assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, text["unfinished"]))
+    way = read.DELIVERIES["unfinished"]
+    for text in (way.LIST, way.SELECT, way.FAR, read.EVENTS["unfinished"].LIST):
+        assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, text))
     assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, read.DEAD))
 
 

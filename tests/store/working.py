@@ -84,7 +84,7 @@ class Noted:
         self.lost: list[Lease] = []
         self.expired: list[Expired] = []
 
-    def attempted(self, destination: Destination, settled: Settlement) -> None:
+    def note_attempt(self, destination: Destination, settled: Settlement) -> None:
         self.settled.append(settled)
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None:

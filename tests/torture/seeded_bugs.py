@@ -391,7 +391,7 @@ def worker_clock_for_expiry() -> None:
 def replay_by_insert() -> None:
     """The event once more, as if it had just come: with its key."""
 
-    def inserting(self: admin.Replaying, d: admin.Standing, *rest: Any) -> None:
+    def inserting(self: admin.Replaying, d: admin.ReplayedDelivery, *rest: Any) -> None:
         source_id, *columns, head, body = self.connection.execute(
             "SELECT source_id, type, key, key_hash, subject, body_hash, head, body FROM events WHERE id = ?",
             (d.event_id,),

@@ -184,7 +184,7 @@ class World:
 
     # -- as the worker's witness ---------------------------------------------------------------
 
-    def attempted(self, destination: Destination, settled: Settlement) -> None:
+    def note_attempt(self, destination: Destination, settled: Settlement) -> None:
         lease, name = settled.lease, f"{destination.name} {settled.lease.event.key}"
         order = self.orders[destination.name, lease.event.key or ""]
         self.note(str(settled.what), name)
@@ -243,7 +243,7 @@ class World:
                 while any(order.state != "finished" for order in self.orders.values()):
                     await asyncio.sleep(0.5)
                 assert self.worker is not None
-                await self.worker.drained()
+                await self.worker.wait_until_drained()
         except TimeoutError:
             self.complain("it never comes to an end")
         watch.cancel()

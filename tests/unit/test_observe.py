@@ -186,7 +186,7 @@ def test_what_goes_well_is_told_in_sum(observer: Observer, stream: io.StringIO, 
         observer.arrival("orders", [outcome], 0.1, 1, [item()], ["evt_1"])
     observer.arrival("hooks", ["accepted", "duplicate"], 0.1, 1, [item()] * 2, ["evt_1", "evt_2"])
     for _ in range(4):
-        observer.attempted(crm, Settlement(leased(), Settle.done))
+        observer.note_attempt(crm, Settlement(leased(), Settle.done))
     assert lines_of(stream) == []
     observer.sum_up()
     came, made = (json.loads(line) for line in lines_of(stream))

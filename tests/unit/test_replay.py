@@ -15,7 +15,7 @@ from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
 from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, Level, PlanSnapshot, ReplayPlan
-from oncehook.replay import Plan, ReplayRequest, build_plan, command, decode_token, encode_token, ended, some_ids
+from oncehook.replay import Plan, ReplayRequest, build_plan, command, decode_token, encode_token, some_ids, with_end
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
 EVENT, DELIVERY = EventId(b"\1" * 16), DeliveryId(b"\2" * 16)
@@ -45,10 +45,10 @@ def test_what_is_no_token_is_refused_and_nothing_else(text: str) -> None:
 
 
 def test_a_plan_has_an_end_unless_it_names_its_deliveries() -> None:
-    meant = ended(Filter(status=DeliveryStatus.dead), NOW)
+    meant = with_end(Filter(status=DeliveryStatus.dead), NOW)
     assert meant.until == NOW.replace(microsecond=0) + timedelta(seconds=2)
     for given_ in (Filter(ids=(DELIVERY,)), Filter(event_id=EVENT), Filter(until=NOW)):
-        assert ended(given_, NOW) == given_
+        assert with_end(given_, NOW) == given_
 
 
 @pytest.mark.parametrize(

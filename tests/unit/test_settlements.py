@@ -40,13 +40,13 @@ class Holder:
         self.busy = 0
         self.done: list[int] = []
 
-    def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
+    def note_settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
         self.done.append(done.lease.fence)
 
-    def lost(self, lease: Lease) -> None:
+    def note_lost(self, lease: Lease) -> None:
         raise AssertionError(lease)
 
-    def unsettled(self) -> int:
+    def count_unsettled(self) -> int:
         return self.busy
 
     def destination_of(self, lease: Lease) -> Any:

@@ -112,7 +112,7 @@ def test_what_failed_is_tried_again_when_it_is_due_and_not_before(run: Run) -> N
         crm.answers = answer
         delivery = await deliver_one(bench.store)
         worker = await bench.hire(crm)
-        await worker.drained()
+        await worker.wait_until_drained()
         assert len(when) == 3
         assert 60 <= when[1] - when[0] < 61
         assert [one.what for one in bench.observer.settled] == [Settle.retry, Settle.retry, Settle.dead]
@@ -213,7 +213,7 @@ def test_a_lost_lease_ends_its_attempt_which_does_not_count(run: Run) -> None:
         await asyncio.sleep(SOON)
         (lease,) = crm.begun
         worker.heartbeat.let_go(lease)
-        worker._lost_by_thread(lease)
+        worker._stop_lost(lease)
         await asyncio.sleep(SOON)
         assert bench.observer.settled == []
         assert [(one.fence > lease.fence, one.delivery.attempt) for one in crm.begun[1:]] == [(True, 1)]
@@ -335,13 +335,13 @@ class Settling:
             raise self.errors.pop(0)
         return Settled({one.lease.fence for one in settlements})
 
-    def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
+    def note_settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
         self.done.append(done)
 
-    def lost(self, lease: Lease) -> None:
+    def note_lost(self, lease: Lease) -> None:
         self.given_up.append(lease.fence)
 
-    def unsettled(self) -> int:
+    def count_unsettled(self) -> int:
         return 0
 
     def destination_of(self, lease: Lease) -> Any:
@@ -351,7 +351,7 @@ class Settling:
         self.batcher.start()
         for one in ended:
             self.batcher.add(one)
-        await self.batcher.caught_up()
+        await self.batcher.catch_up()
 
 
 def ended(fence: int, **about: Any) -> Settlement:

@@ -10,7 +10,7 @@ import pytest
 from oncehook.categories import FailureRules
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
-from oncehook.model import ANSWER_KEPT, Category, Lease, Options, Preview, Priority
+from oncehook.model import ANSWER_KEPT, Category, DeliveryPreview, Lease, Options, Priority
 from oncehook.whatsapp.destination import SenderDestination, Unsure, read_subject
 from oncehook.whatsapp.messages import Media, Text, type_of
 from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
@@ -58,7 +58,7 @@ async def test_it_is_sent_once_under_a_stable_id_and_the_message_id_is_noted() -
 async def test_what_is_shown_of_it() -> None:
     destination = SenderDestination("answers", Phone())  # type: ignore[arg-type]
     assert (destination.kind, destination.address) == ("sender", "meta https://graph.example/123")
-    assert destination.preview(BODY) == Preview("+55 11 99999-0001", "On its way")
+    assert destination.preview(BODY) == DeliveryPreview("+55 11 99999-0001", "On its way")
     assert destination.preview(b'{"hello": "world"}') is None
     long = destination.preview(b'{"to": "5511999990001", "text": "%s"}' % (b"a\\nb" * 400))
     assert long is not None

@@ -114,7 +114,7 @@ def _list(
 
 
 def _source_row(found: Mapping[str, Any]) -> list[str]:
-    from oncehook.reports import proven  # imports much: --help must not wait for that
+    from oncehook.reports import describe_coverage  # imports much: --help must not wait for that
 
     verifier = click.style("none: anyone may send", fg="red") if found["unverified"] else found["verifier"]
     return [
@@ -122,7 +122,7 @@ def _source_row(found: Mapping[str, Any]) -> list[str]:
         found["preset"] or "",
         text(found["address"] or "hidden", 60),
         verifier,
-        "" if found["unverified"] else proven(found["body_authenticated"], found["key_authenticated"]),
+        "" if found["unverified"] else describe_coverage(found["body_authenticated"], found["key_authenticated"]),
         str(found["secrets"]),
         text(", ".join(found["destinations"])),
         moment(found["last_arrival"]),

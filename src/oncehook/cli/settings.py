@@ -404,13 +404,13 @@ async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
 
 
 def _examine_sources(sources: Iterable[Source]) -> list[Check]:
-    from oncehook.reports import proven
+    from oncehook.reports import describe_coverage
     from oncehook.verify import Nothing
 
     checks = []
     for source in sources:
         if not isinstance(source.scheme, Nothing):
-            covered = proven(source.body_authenticated, source.key_authenticated)
+            covered = describe_coverage(source.body_authenticated, source.key_authenticated)
             checks.append(Check("covers", True, f"{source.name}: the check covers {covered}"))
         checks += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
     return checks

@@ -160,7 +160,7 @@ class ReadOnlyTransport(LocalTransport):
         assert isinstance(store, SqliteStore)
         try:
             await store.open(migrate=False, write=False)
-            _number(inbox, await store.numbers())
+            _number(inbox, await store.name_ids())
         except BaseException:
             await store.close()
             raise

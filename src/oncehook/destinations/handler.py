@@ -169,7 +169,7 @@ def _call_on_thread(function: Callable[..., Any], *arguments: object) -> Any:
 def _note_commit(emits: Sequence[Emission]) -> Result:
     """Report what was emitted: the handler's own transaction, which settled the delivery, is committed."""
     for emission in emits:
-        emission.committed()
+        emission.report()
     return Result(settled=True)
 
 

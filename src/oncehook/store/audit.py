@@ -1,7 +1,7 @@
-"""The chain of the audit log (S34): each line carries a hash over the line before and itself.
+"""The chain of the audit log (S34): each entry holds a hash over the entry before and itself.
 
 Both engines keep the chain's ends in `audit_chain` and refuse UPDATE and DELETE by triggers; SQLite's writer computes a
-line's hash with `line_hash`, PostgreSQL's trigger `audit_insert` computes the same. `doctor` asks `check_chain`.
+hash with `entry_hash`, PostgreSQL's trigger `audit_insert` computes the same. `doctor` asks `check_chain`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _HINT = (
 )
 
 
-class Line(NamedTuple):
-    """A line as it is kept; `at` in microseconds since 1970."""
+class ChainEntry(NamedTuple):
+    """An entry as it is kept; `at` in microseconds since 1970."""
 
     n: int
     at: int
@@ -33,45 +33,46 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The ends of the chain, as the store keeps them apart from the lines."""
+    """The ends of the chain, as the store keeps them apart from the entries."""
 
     n: int
     hash: bytes
     pruned: int
     pruned_hash: bytes
     since: int
-    """The last line from before there was a chain."""
+    """The last entry from before there was a chain."""
 
     @property
     def before_first(self) -> int:
-        """The number of the line before the first one that can be checked."""
+        """Number of the entry before the first one that can be checked."""
         return max(self.pruned, self.since)
 
 
-def line_hash(before: bytes, n: int, at: int, actor: str, act: str, target: str, detail: str) -> bytes:
-    """Return the hash of a line, given that of the line before. No text of a line holds NUL, which parts them."""
+def entry_hash(before: bytes, n: int, at: int, actor: str, act: str, target: str, detail: str) -> bytes:
+    """Return the hash of an entry, given that of the one before. No text of an entry holds NUL, which parts them."""
     return sha256(before + b"\0".join(str(part).encode() for part in (n, at, actor, act, target, detail))).digest()
 
 
-def check_chain(ends: Ends, lines: Iterable[Line]) -> Check:
-    """Tell whether every line follows from the one before, and where it breaks. `lines` are those of the chain."""
+def check_chain(ends: Ends, entries: Iterable[ChainEntry]) -> Check:
+    """Check that every entry of the chain follows from the one before, and tell where it breaks."""
     before, last = ends.pruned_hash, ends.before_first
-    for line in lines:
-        if line.n != last + 1:
-            return _broken(f"line {last + 1} is missing" if line.n > last + 1 else f"line {line.n} is there twice")
-        if line_hash(before, *line[:6]) != line.hash:
-            return _broken(f"line {line.n} was changed, or does not follow from the one before")
-        before, last = line.hash, line.n
+    for entry in entries:
+        if entry.n != last + 1:
+            where = f"line {last + 1} is missing" if entry.n > last + 1 else f"line {entry.n} is there twice"
+            return _report_break(where)
+        if entry_hash(before, *entry[:6]) != entry.hash:
+            return _report_break(f"line {entry.n} was changed, or does not follow from the one before")
+        before, last = entry.hash, entry.n
     if last < ends.n:
-        return _broken(f"line {last + 1} is missing")
+        return _report_break(f"line {last + 1} is missing")
     if last != ends.n or before != ends.hash:
-        return _broken(f"line {last} is not the one that was written last")
+        return _report_break(f"line {last} is not the one that was written last")
     count = last - ends.before_first
-    said = f"{count:,} {'line follows' if count == 1 else 'lines follow'} one from another; the last is {last:,}"
-    return Check("audit", True, f"{said}, {before.hex()[:16]}")
+    counted = f"{count:,} {'line follows' if count == 1 else 'lines follow'} one from another; the last is {last:,}"
+    return Check("audit", True, f"{counted}, {before.hex()[:16]}")
 
 
-def _broken(where: str) -> Check:
+def _report_break(where: str) -> Check:
     return Check("audit", False, f"the chain is broken: {where}", _HINT)
 
 

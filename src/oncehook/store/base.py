@@ -103,7 +103,7 @@ KEPT_REJECTIONS = 1000
 
 @dataclass(slots=True, frozen=True)
 class NameIds:
-    """The small numbers that stand for names in the store. A number is never given twice."""
+    """The ids of names in the store. An id is never given twice."""
 
     sources: Mapping[str, int]
     destinations: Mapping[str, int]
@@ -134,7 +134,7 @@ class Pending:
         self.future = future
         self.size = len(intake.raw or b"") + sum(len(item.body) for item in intake.items)
         self.abandoned = False
-        """Its sender was told 503 meanwhile: do not start writing it."""
+        """Its sender got 503 meanwhile: do not start writing it."""
 
 
 class Taker(Protocol):
@@ -181,7 +181,7 @@ class Reserved:
     """
 
     def __init__(self, taker: Taker | None, sources: Mapping[int, str], batch: Iterable[Intake]) -> None:
-        """`sources`: their names by number."""
+        """`sources`: their names by id."""
         self._taker = taker
         self._sources = sources
         self.who = None if taker is None else taker.id
@@ -250,8 +250,7 @@ class BlockingTransaction(Protocol):
 
     connection: Any
 
-    def settle(self, settlement: Settlement) -> None:
-        """Settle inside this transaction. Raises LeaseLost: then everything in it must be rolled back (R52)."""
+    def settle(self, settlement: Settlement) -> None: ...
 
 
 def answer(batch: Sequence[Pending], verdicts: Sequence[list[Verdict]]) -> None:
@@ -270,8 +269,6 @@ def refuse(batch: Sequence[Pending], error: BaseException) -> None:
 
 
 class IntakeStore(Protocol):
-    """Keeps arrivals."""
-
     def record(self, intake: Intake) -> Pending:
         """Join the next group commit: keys, events and deliveries of this arrival, all or nothing.
 
@@ -300,8 +297,6 @@ class IntakeStore(Protocol):
 
 
 class QueueStore(Protocol):
-    """Leases deliveries to workers and settles them."""
-
     async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
         """Lease what may be leased now: at most one delivery per subject, in order of commit, each with a new fence.
 
@@ -349,12 +344,11 @@ class QueueStore(Protocol):
     async def register_worker(self, worker: StoredWorker) -> None:
         """Note that a worker is there (the store sets its times), and forget those not heard of for a day."""
 
-    async def dismiss_worker(self, worker_id: str) -> None:
-        """Forget a worker."""
+    async def dismiss_worker(self, worker_id: str) -> None: ...
 
 
 class AdminStore(Protocol):
-    """Does what people ask for. Each act writes its line into the audit log in the same transaction."""
+    """Acts of people. Each writes its audit entry in the same transaction."""
 
     async def make_replay(self, replay_id: ReplayId, order: ReplayCommand) -> StoredReplay:
         """Make a new run for each delivery that the order means; never a new event, never touching a key (R46).
@@ -398,8 +392,7 @@ class AdminStore(Protocol):
         window, and no copy of it is a conflict any more (`UNSEEN`). Audited as `erase`, without the subject's text.
         """
 
-    async def erasable(self, order: EraseOrder) -> Erasure:
-        """Return what `erase` would find now."""
+    async def erasable(self, order: EraseOrder) -> Erasure: ...
 
     async def empty_log(self) -> None:
         """Leave nothing of what was erased in a log of our own: fold it into the database and cut it off.
@@ -414,11 +407,11 @@ class AdminStore(Protocol):
         """Let a destination go on; its breaker starts anew."""
 
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
-        """Write a line about something that was done elsewhere."""
+        """Write an entry about something that was done elsewhere."""
 
     async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
         """Keep a digest for each setting of this start; where some differ from those of the last start at the same
-        place, write a line `settings` with their names. The first start at a place is the one to compare with.
+        place, write an entry `settings` with their names. The first start at a place is the one to compare with.
         """
 
     async def invalidate_leases(self) -> int:
@@ -428,10 +421,7 @@ class AdminStore(Protocol):
 
 
 class ReadStore(Protocol):
-    """Reads for people."""
-
-    async def get_event(self, event_id: EventId) -> EventDetails | None:
-        """Return one event, whole."""
+    async def get_event(self, event_id: EventId) -> EventDetails | None: ...
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
         """Return events that match, newest first, older than the cursor `before`.
@@ -446,8 +436,7 @@ class ReadStore(Protocol):
     async def batch_body(self, batch_id: ArrivalId) -> tuple[bytes, bytes] | None:
         """Return head and raw body of the request that a split event came in."""
 
-    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
-        """Return the latest rejections, newest first."""
+    async def recent_rejections(self, limit: int = 50) -> list[Rejection]: ...
 
     async def figures(self, since: datetime | None = None) -> Figures:
         """Sum the counters since a moment: received, accepted, duplicate, conflict, rejected per source."""
@@ -470,16 +459,13 @@ class ReadStore(Protocol):
         Looks at the latest 10,000.
         """
 
-    async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
-        """Return what a replay of these would do."""
+    async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan: ...
 
     async def get_replay(self, replay_id: ReplayId) -> StoredReplay | None: ...
 
-    async def find_replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
-        """Return replays, newest first."""
+    async def find_replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]: ...
 
-    async def levels(self) -> dict[str, Level]:
-        """Return the level of every destination, by name."""
+    async def levels(self) -> dict[str, Level]: ...
 
     async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
         """Count deliveries of events received since, by their status now (`leased` apart from `pending`)."""
@@ -497,7 +483,7 @@ class ReadStore(Protocol):
         """Return what was counted, by name, in steps of so many seconds: for charts."""
 
     async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
-        """Return what was done, newest first; with `actor`, by this one only. Lines are only ever added: the database
+        """Return what was done, newest first; with `actor`, by this one only. Entries are only ever added: the database
         refuses to change one, and to remove one otherwise than by `prune`; `check` follows their chain (S34).
         """
 
@@ -531,8 +517,8 @@ class UpkeepStore(Protocol):
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         """Remove one short batch of what has outlived its time: events with everything about them, keys past their
-        window, orphaned batches, old ranks, replays and audit lines, sessions that are over. Call again while it finds
-        something.
+        window, orphaned batches, old ranks, replays and audit entries, sessions that are over. Call again while it
+        finds something.
 
         `keep_events` is seconds per source id, `otherwise` for the others. Only events whose deliveries are all done or
         discarded go; pending ones and dead letters stay (R67). Keys stay for their window (R20).

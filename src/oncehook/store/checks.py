@@ -1,4 +1,4 @@
-"""The conservation laws (R68): what must add up in any store at any moment, told once for all engines."""
+"""The conservation laws (R68): what must add up in any store at any moment, for all engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncehook.model import Check
 from oncehook.store.cipher import Cipher
 
 LEVELS: Final = ("pending", "done", "dead", "discarded")
-"""Counters that are levels: their sum is the number of deliveries that stand so."""
+"""Counters that are levels: their sum is the number of deliveries with this status."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,6 @@ class Tally:
 
 
 def conservation(tally: Tally) -> list[Check]:
-    """One line per law."""
     sources: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     destinations: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     for source_id, destination_id, what, n in tally.counted:

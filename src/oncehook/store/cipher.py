@@ -3,7 +3,7 @@
 A store has one cipher. Engines encrypt bodies, heads and answers where they make rows, and decrypt them where they read
 rows; nothing above the store sees an encrypted value. Without keys everything is kept as it came.
 
-An encrypted value describes itself, so rows of any age stand side by side and no column is needed:
+An encrypted value describes itself, so rows of any age live side by side and no column is needed:
 
     magic (4) · version (1) · key id (4) · nonce (24) · AES-256-GCM ciphertext and tag (16)
 
@@ -117,17 +117,15 @@ class Cipher:
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """Return the ids of its keys, the one that encrypts first."""
+        """Ids of its keys, the one that encrypts first."""
         return tuple(id_.hex() for id_ in self._keys)
 
     @property
     def has_keys(self) -> bool:
-        """Tell whether it can decrypt anything."""
         return bool(self._keys)
 
     @property
     def encrypts(self) -> bool:
-        """Tell whether new values are encrypted."""
         return self._first is not None
 
     def encrypt(self, value: V, column: Column, row: bytes) -> V:
@@ -168,11 +166,11 @@ class Cipher:
 
     # -- what is written ---------------------------------------------------------------------------
 
-    def kept_body(self, item: Item) -> bytes:
+    def encrypt_body(self, item: Item) -> bytes:
         """Return the body of an item as it is to be kept, by its event or as a later arrival."""
         return self.encrypt(item.body, "body", item.event_id)
 
-    def kept_head(self, intake: Intake, item: Item) -> bytes | None:
+    def encrypt_head(self, intake: Intake, item: Item) -> bytes | None:
         """Return the head to be kept with an item; None: that of the batch.
 
         An encrypted head is bound to its row, so that the parts of a split request cannot share one.
@@ -181,13 +179,13 @@ class Cipher:
             return None
         return self.encrypt(intake.headers, "head", item.event_id)
 
-    def kept_batch(self, intake: Intake) -> tuple[bytes, bytes | None]:
+    def encrypt_batch(self, intake: Intake) -> tuple[bytes, bytes | None]:
         """Return head and raw body of a split request as they are to be kept."""
         id_ = intake.arrival_id
         return self.encrypt(intake.headers, "batch head", id_), self.encrypt(intake.raw, "batch body", id_)
 
-    def kept_answer(self, answer: bytes | None, delivery_id: bytes, fence: int) -> bytes | None:
-        """Return what a destination said in an attempt as it is to be kept."""
+    def encrypt_answer(self, answer: bytes | None, delivery_id: bytes, fence: int) -> bytes | None:
+        """Return what a destination answered in an attempt as it is to be kept."""
         return self.encrypt(answer, "answer", _attempt_row(delivery_id, fence))
 
     # -- what was read -----------------------------------------------------------------------------
@@ -222,7 +220,7 @@ class Cipher:
         return self.decrypt(head, "batch head", batch_id), self.decrypt(body, "batch body", batch_id)
 
     def read_attempt(self, attempt: StoredAttempt) -> StoredAttempt:
-        """Decrypt an attempt that was read. An answer is only shown: where it cannot be decrypted, that is said."""
+        """Decrypt an attempt that was read. In the place of an answer that cannot be decrypted, the reason is shown."""
         kept = attempt.evidence.answer
         try:
             answer = self.decrypt(kept, "answer", _attempt_row(attempt.delivery_id, attempt.fence))
@@ -232,12 +230,10 @@ class Cipher:
 
 
 def _attempt_row(delivery_id: bytes, fence: int) -> bytes:
-    """Return what stands for the id of an attempt."""
     return delivery_id + fence.to_bytes(8)
 
 
 def _context(begin: bytes, column: Column, row: bytes) -> bytes:
-    """Return what is authenticated along with a value."""
     return b"\x00".join((begin, column.encode(), row))
 
 

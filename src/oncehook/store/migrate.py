@@ -16,15 +16,13 @@ from oncehook.model import Engine, SchemaState
 
 @dataclass(slots=True, frozen=True)
 class Migration:
-    """One step of the schema."""
-
     version: int
     name: str
     sql: str
 
 
 def migrations(engine: Engine) -> list[Migration]:
-    """All steps this program knows for an engine, in order."""
+    """Return all steps this program knows for an engine, in order."""
     folder = files("oncehook.store") / "migrations" / engine.name
     steps = []
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
@@ -34,14 +32,14 @@ def migrations(engine: Engine) -> list[Migration]:
 
 
 def state(engine: Engine, current: int) -> SchemaState:
-    """How far a store at version `current` is behind this program."""
+    """Compare a store at version `current` with this program."""
     known = migrations(engine)
     pending = [f"{step.version:04d}_{step.name}" for step in known if step.version > current]
     return SchemaState(current=current, target=known[-1].version, pending=pending)
 
 
 def steps_from(engine: Engine, current: int, *, migrate: bool) -> Sequence[Migration]:
-    """The steps to run now. Refuses a schema newer than this program, and an old one when told not to migrate."""
+    """Return the steps to run now. Raises SchemaTooNew, and MigrationNeeded for an old schema without `migrate`."""
     known = migrations(engine)
     if current > known[-1].version:
         raise SchemaTooNew(f"The store's schema is at version {current}; this oncehook knows {known[-1].version}.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, Preview, Priority, line
+from oncehook.model import ANSWER_KEPT, Category, DeliveryPreview, Evidence, Lease, Priority, flatten_text
 from oncehook.whatsapp.messages import InvalidMessage, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.outcomes import SendFailed, Sent
@@ -30,13 +30,13 @@ def read_subject(message: Message, country: str | None = None) -> str | None:
     return None if message.to is None else normalise(message.to, country=country)
 
 
-def preview_message(body: bytes) -> Preview | None:
+def preview_message(body: bytes) -> DeliveryPreview | None:
     """Return recipient and summary of an event's body, in a line each; None when it is no message."""
     try:
         message = read_message(body)
     except InvalidMessage:
         return None
-    return Preview(line(message.to or "", 64), line(summary(message)))
+    return DeliveryPreview(flatten_text(message.to or "", 64), flatten_text(summary(message)))
 
 
 Unsure = Literal["retry", "dead"]
@@ -81,7 +81,7 @@ class SenderDestination:
     def subject_of(self, message: Message) -> str | None:
         return read_subject(message, getattr(self.sender, "country", None))
 
-    def preview(self, body: bytes) -> Preview | None:
+    def preview(self, body: bytes) -> DeliveryPreview | None:
         return preview_message(body)
 
     async def attempt(self, lease: Lease) -> Result:

@@ -82,7 +82,7 @@ class DjangoDestination(HandlerDestination):
 
     async def _on_a_thread_atomically(self, lease: Lease, event: Event) -> Result:
         for emission in await self._in_thread(self._call_atomically, lease, event):
-            emission.committed()
+            emission.report()
         return Result(settled=True)
 
     def _call_atomically(self, lease: Lease, event: Event) -> Sequence[Emission]:
@@ -106,7 +106,7 @@ class DjangoDestination(HandlerDestination):
             )
         if not commits:
             raise transaction.TransactionManagementError("The handler's transaction was rolled back.")
-        joined.committed()
+        joined.follow_up()
         return well.emits
 
     def _handle(self, event: Event) -> object:

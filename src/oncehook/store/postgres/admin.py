@@ -1,4 +1,4 @@
-"""Acts of people on PostgreSQL: retry now, discard, replay and erase; each writes its audit line in its own commit.
+"""Acts of people on PostgreSQL: retry now, discard, replay and erase; each writes its audit entry in its own commit.
 
 A replay is a new run of the same delivery, one at once or many behind live traffic (R46-R49). The items of a bulk
 replay are fixed when it is made; any process feeds them to workers, batch by batch, each in a transaction of its own.
@@ -10,6 +10,7 @@ any more. Locks are taken in the order keys, heads, deliveries, as everywhere.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
@@ -35,7 +36,7 @@ from oncehook.model import (
     ReplayPlan,
     ReplayState,
     StoredReplay,
-    needle,
+    mention_of,
     subject_hash,
     without_mention,
 )
@@ -129,7 +130,6 @@ _PLACE: Final = "INSERT INTO settings_seen (place, digests) VALUES ($1, '') ON C
 _DIGESTS: Final = "SELECT digests FROM settings_seen WHERE place = $1 FOR UPDATE"
 _KEEP_DIGESTS: Final = "UPDATE settings_seen SET digests = $2 WHERE place = $1"
 
-
 # Deliveries in the order in which they are to join, their turn, the replay, whether done ones too, options of the new
 # run, seconds since the last replay.
 RUN_AGAIN: Final = "SELECT * FROM run_again($1, $2, $3, $4, $5, $6)"
@@ -189,8 +189,6 @@ FROM deliveries WHERE id = $1
 """
 
 _REPLAYABLE: Final = (DeliveryStatus.dead, DeliveryStatus.discarded)
-
-
 _LONG_TRANSACTION: Final = "SELECT now(), set_config('statement_timeout', '55s', true)"
 
 _FEEDABLE: Final = """
@@ -201,11 +199,7 @@ _FINISH: Final = "UPDATE replays SET state = 'done', finished_at = now() WHERE i
 _SET_STATE: Final = """
 UPDATE replays SET state = $2, finished_at = CASE WHEN $2 = 'aborted' THEN now() END WHERE id = $1
 """
-_STATE_ACTS: Final = {
-    ReplayState.running: "resume",
-    ReplayState.paused: "pause",
-    ReplayState.aborted: "abort",
-}
+_STATE_ACTS: Final = {ReplayState.running: "resume", ReplayState.paused: "pause", ReplayState.aborted: "abort"}
 
 
 async def _refuse_replay(connection: Connection, delivery_id: bytes, force: bool) -> None:
@@ -228,10 +222,10 @@ def _is_replayed(row: Sequence[Any], force: bool) -> bool:
 
 
 def _sum(pairs: Iterable[tuple[T, int]]) -> dict[T, int]:
-    sums: dict[T, int] = {}
+    sums = Counter[T]()
     for name, n in pairs:
-        sums[name] = sums.get(name, 0) + n
-    return sums
+        sums[name] += n
+    return dict(sums)
 
 
 def _replay_options(order: ReplayCommand) -> int:
@@ -363,15 +357,13 @@ async def _empty_batches(connection: Connection, events: Ids, subject: str) -> l
 
 async def _forget_mentions(connection: Connection, order: EraseOrder) -> None:
     """Remove the subject from queries that replays have kept; the audit log names no subject."""
-    asked = [clean_text(needle(order))]
+    asked = [clean_text(mention_of(order))]
     for replay_id, about in await fetch_all(connection, _MENTIONING_REPLAYS, asked):
         cleaned = [without_mention(about, order), Id(replay_id)]
         await connection.execute("UPDATE replays SET about = $1 WHERE id = $2", cleaned)
 
 
 class PostgresAdmin(StorePart):
-    """Retries, discards, replays, erasures, and their audit lines."""
-
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         target = str(DeliveryId(delivery_id))
         async with self.connection() as connection:
@@ -386,7 +378,7 @@ class PostgresAdmin(StorePart):
         if selects_nothing(filter):
             return 0
         by = None if seen is None else seen.at
-        async with self.locked(REPLAYING) as connection:
+        async with self.hold_lock(REPLAYING) as connection:
             asked = await read_parameters(connection, filter, self.cipher)
             meant = [row[0] for row in await fetch_all(connection, _DEAD, asked)]
             if not meant:
@@ -426,9 +418,9 @@ class PostgresAdmin(StorePart):
     # -- replays -------------------------------------------------------------------------------
 
     async def make_replay(self, replay_id: bytes, order: ReplayCommand) -> StoredReplay:
-        async with self.locked(REPLAYING) as connection:
+        async with self.hold_lock(REPLAYING) as connection:
             await connection.execute(_LONG_TRANSACTION)
-            known = await self._known(connection, order)
+            known = await self._find_known(connection, order)
             if known is None:
                 planned = await self._plan_items(connection, replay_id, order)
                 known = await self._keep(connection, replay_id, order, planned)
@@ -436,7 +428,7 @@ class PostgresAdmin(StorePart):
             self.notify_due()
         return known
 
-    async def _known(self, connection: Connection, order: ReplayCommand) -> StoredReplay | None:
+    async def _find_known(self, connection: Connection, order: ReplayCommand) -> StoredReplay | None:
         """Return the replay that this very request made before (R47)."""
         if order.request_key is None:
             return None
@@ -465,14 +457,8 @@ class PostgresAdmin(StorePart):
         if len(meant) != 1:
             raise NotFound("One delivery is replayed at once, by its id.")
         [delivery_id] = meant
-        asked = [
-            Ids([delivery_id]),
-            Priority.live.value,
-            Id(replay_id),
-            order.force,
-            _replay_options(order),
-            REPLAY_PAUSE,
-        ]
+        options = _replay_options(order)
+        asked = [Ids([delivery_id]), Priority.live.value, Id(replay_id), order.force, options, REPLAY_PAUSE]
         if not await fetch_all(connection, RUN_AGAIN, asked):
             await _refuse_replay(connection, delivery_id, order.force)
         await connection.execute(
@@ -482,21 +468,10 @@ class PostgresAdmin(StorePart):
 
     async def _keep(self, connection: Connection, replay_id: bytes, order: ReplayCommand, planned: int) -> StoredReplay:
         key = None if order.request_key is None else clean_text(order.request_key)
-        reason = clean_text(order.reason)
-        about = encode_detail(order.about)
-        kept = [
-            Id(replay_id),
-            key,
-            about,
-            order.actor,
-            reason,
-            _replay_options(order),
-            order.force,
-            order.rate,
-            order.bulk,
-        ]
-        await connection.execute(_MAKE, [*kept, planned])
-        detail = encode_detail(order.audited(planned))
+        request = [Id(replay_id), key, encode_detail(order.about), order.actor, clean_text(order.reason)]
+        terms = [_replay_options(order), order.force, order.rate, order.bulk, planned]
+        await connection.execute(_MAKE, [*request, *terms])
+        detail = encode_detail(order.audit_detail(planned))
         await connection.execute(AUDIT, [order.actor, "replay", str(ReplayId(replay_id)), detail])
         return _read_replay(await fetch_one(connection, _GET, [Id(replay_id)]))
 
@@ -512,7 +487,7 @@ class PostgresAdmin(StorePart):
     async def _feed(self, replay_id: bytes, open_at_most: int) -> int:
         ended: StoredReplay | None = None
         fed = 0
-        async with self.locked(REPLAYING) as connection:
+        async with self.hold_lock(REPLAYING) as connection:
             # One feeder at a time; the others pass it by.
             mine = await fetch_all(connection, _FEEDABLE, [Id(replay_id)])
             if not mine:
@@ -543,7 +518,7 @@ class PostgresAdmin(StorePart):
 
     async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
         target = str(ReplayId(replay_id))
-        async with self.locked(REPLAYING) as connection:
+        async with self.hold_lock(REPLAYING) as connection:
             found = await fetch_all(connection, "SELECT state FROM replays WHERE id = $1 FOR UPDATE", [Id(replay_id)])
             if not found:
                 raise NotFound(f"There is no replay {target}.")
@@ -592,7 +567,7 @@ class PostgresAdmin(StorePart):
     # -- erasures ------------------------------------------------------------------------------
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
-        async with self.locked(PRUNING) as connection:
+        async with self.hold_lock(PRUNING) as connection:
             asked = [clean_text(order.subject), order.source_id, limit]
             events = await fetch_all(connection, _EVENTS, asked)
             if not events:

@@ -45,8 +45,6 @@ WORK_CONNECTIONS: Final = 3
 READ_CONNECTIONS: Final = 4
 LONG: Final = 60.0
 """Seconds that a statement over very many deliveries may take."""
-
-
 DEFAULTS: Final = {
     "fallback_application_name": "oncehook",
     "target_session_attrs": "read-write",  # after a failover: the server that can write, not the one that was first
@@ -80,8 +78,6 @@ class Column:
 
 
 class Ids(Column):
-    """A column of ids or hashes."""
-
     __slots__ = ()
     oid, array_oid = 2950, 2951
 
@@ -94,8 +90,6 @@ class Ids(Column):
 
 
 class Texts(Column):
-    """A column of text."""
-
     __slots__ = ()
     oid, array_oid = 25, 1009
 
@@ -105,8 +99,6 @@ class Texts(Column):
 
 
 class Blobs(Column):
-    """A column of bytes."""
-
     __slots__ = ()
     oid, array_oid = 17, 1001
 
@@ -121,8 +113,6 @@ class Blobs(Column):
 
 
 class Bools(Column):
-    """A column of `boolean`."""
-
     __slots__ = ()
     oid, array_oid = 16, 1000
 
@@ -131,8 +121,6 @@ class Bools(Column):
 
 
 class NumberColumn(Column):
-    """A column of numbers that all have the same size."""
-
     __slots__ = ()
     size: ClassVar[int]
     packer: ClassVar[struct.Struct]
@@ -144,36 +132,26 @@ class NumberColumn(Column):
 
 
 class Smalls(NumberColumn):
-    """A column of `smallint`."""
-
     __slots__ = ()
     oid, array_oid, size, packer = 21, 1005, 2, struct.Struct("!ih")
 
 
 class Integers(NumberColumn):
-    """A column of `integer`."""
-
     __slots__ = ()
     oid, array_oid, size, packer = 23, 1007, 4, struct.Struct("!ii")
 
 
 class Bigs(NumberColumn):
-    """A column of `bigint`."""
-
     __slots__ = ()
     oid, array_oid, size, packer = 20, 1016, 8, struct.Struct("!iq")
 
 
 class Floats(NumberColumn):
-    """A column of `float8`."""
-
     __slots__ = ()
     oid, array_oid, size, packer = 701, 1022, 8, struct.Struct("!id")
 
 
 class Times(Column):
-    """A column of `timestamptz`."""
-
     __slots__ = ()
     oid, array_oid = 1184, 1185
 
@@ -298,22 +276,18 @@ SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('l
 
 
 def milliseconds(seconds: float) -> str:
-    """Write a time as the server's settings take it."""
     return f"{seconds * 1000:.0f}ms"
 
 
 def describe(error: BaseException) -> str:
-    """Return the driver's message without the line ends around it."""
     return str(error).strip()
 
 
 def session_parameters(database: Database) -> list[object]:
-    """Return what `_SESSION` takes."""
     return [database.path, milliseconds(database.timeouts.statement)]
 
 
 def hot_parameters(database: Database) -> list[object]:
-    """Return what `_HOT_SESSION` takes."""
     return [milliseconds(database.timeouts.lock), milliseconds(database.timeouts.statement)]
 
 
@@ -397,7 +371,6 @@ def is_alive(connection: Connection | BlockingConnection) -> bool:
 
 
 def is_idle(connection: Connection | BlockingConnection) -> bool:
-    """Tell whether a connection is open, with no transaction on it."""
     return connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
@@ -423,7 +396,6 @@ async def fetch_one(connection: Connection, statement: str, parameters: Sequence
 
 
 def unavailable(error: psycopg.Error) -> StoreUnavailable:
-    """Return the error for a statement that failed and may be tried again."""
     return StoreUnavailable(f"PostgreSQL did not answer: {describe(error)}")
 
 
@@ -443,8 +415,8 @@ Ask = Callable[[str, Parameters], Awaitable[list[Any]]]
 """Runs a statement and returns its rows."""
 
 
-class Link:
-    """One connection in autocommit, its cursor, and the counters' slot that it alone writes."""
+class PooledConnection:
+    """A connection in autocommit, its cursor, and the counters' slot that it alone writes."""
 
     __slots__ = ("connection", "cursor", "slot")
 
@@ -467,10 +439,10 @@ class Link:
         self.connection.pgconn.finish()
 
 
-Connect = Callable[[], Awaitable[Link]]
+Connect = Callable[[], Awaitable[PooledConnection]]
 
 
-async def connect_hot(database: Database) -> Link:
+async def connect_hot(database: Database) -> PooledConnection:
     """Open a connection for intake or work. The promises are proven each time: after a failover it may be another
     server. Raises StoreUnavailable, StoreError.
     """
@@ -480,7 +452,7 @@ async def connect_hot(database: Database) -> Link:
         await connection.execute(_HOT_SESSION, hot_parameters(database))
         connection.prepare_threshold = 0
         (slot,) = await fetch_one(connection, "SELECT nextval('counter_slot')")
-    return Link(connection, slot)
+    return PooledConnection(connection, slot)
 
 
 class Pool:
@@ -492,11 +464,10 @@ class Pool:
         self._places = asyncio.Semaphore(size)
         self._silence = timeouts.silence
         self._wait = wait
-        self._free: list[Link] = []
+        self._free: list[PooledConnection] = []
         self._opened = False
 
     def open(self) -> None:
-        """Begin to lend connections."""
         self._opened = True
 
     def close(self) -> None:
@@ -506,7 +477,7 @@ class Pool:
             self._free.pop().drop()
 
     @contextlib.asynccontextmanager
-    async def link(self, answer: float | None = None) -> AsyncIterator[Link]:
+    async def link(self, answer: float | None = None) -> AsyncIterator[PooledConnection]:
         """Lend a connection. A server that does not answer for `answer` seconds is left. Raises StoreUnavailable."""
         if not self._opened:
             raise StoreUnavailable("The store is not open.")
@@ -536,7 +507,7 @@ class Pool:
         except TimeoutError as error:
             raise StoreUnavailable("Too many questions wait for an answer already.") from error
 
-    async def _take(self) -> Link:
+    async def _take(self) -> PooledConnection:
         while self._free:
             link = self._free.pop()
             if is_alive(link.connection):  # not one that a restart of the server left behind
@@ -552,7 +523,6 @@ class WorkPool(Pool):
     """The connections of work, apart from intake's: leases and settlements run as one statement each."""
 
     async def ask(self, statement: str, parameters: Parameters) -> list[Any]:
-        """Return all rows of one statement. Raises StoreUnavailable."""
         async with self.link() as link:
             return await link.ask(statement, parameters)
 
@@ -576,7 +546,7 @@ AUDIT: Final = "INSERT INTO audit (at, actor, act, target, detail) VALUES (now()
 
 
 def encode_detail(detail: Mapping[str, object]) -> str:
-    """Write the detail of a line of the audit log; JSON escapes what PostgreSQL does not take as text."""
+    """Write the detail of an audit entry; JSON escapes what PostgreSQL does not take as text."""
     return json.dumps(detail, default=str)
 
 
@@ -606,8 +576,8 @@ class StorePart:
         self.source_names: dict[int, str] = {}
         self.reading = Pool(self._connect, READ_CONNECTIONS, database.timeouts, wait=database.timeouts.turn)
 
-    async def _connect(self) -> Link:
-        return Link(await connect(self.database))
+    async def _connect(self) -> PooledConnection:
+        return PooledConnection(await connect(self.database))
 
     @contextlib.asynccontextmanager
     async def connection(self, answer: float | None = None) -> AsyncIterator[Connection]:
@@ -616,17 +586,15 @@ class StorePart:
             yield link.connection
 
     async def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
-        """Return all rows of one statement."""
         async with self.connection() as connection:
             return await fetch_all(connection, statement, parameters)
 
     async def execute(self, statement: str, parameters: Sequence[object] = ()) -> None:
-        """Run one statement that returns nothing."""
         async with self.connection() as connection:
             await connection.execute(statement, parameters)
 
     @contextlib.asynccontextmanager
-    async def locked(self, statement: str) -> AsyncIterator[Connection]:
+    async def hold_lock(self, statement: str) -> AsyncIterator[Connection]:
         """Begin a transaction under the lock between replay and prune: REPLAYING or PRUNING."""
         async with self.connection(LONG) as connection, connection.transaction():
             await connection.execute(statement, [self.database.schema])

@@ -59,11 +59,7 @@ class IntakeRows:
     """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
 
     def __init__(
-        self,
-        batch: Sequence[Intake],
-        cipher: Cipher,
-        bare: Collection[bytes] = (),
-        reserved: Reserved | None = None,
+        self, batch: Sequence[Intake], cipher: Cipher, bare: Collection[bytes] = (), reserved: Reserved | None = None
     ) -> None:
         """`bare`: event ids of items that go without body and deliveries, being copies as far as anybody knows."""
         self._cipher = cipher
@@ -121,15 +117,15 @@ class IntakeRows:
             Ids([item.key_hash for item in items]),
             Ids([item.event_id for item in items]),
             Ids([intake.arrival_id if intake.raw is not None else None for _, intake in rows]),
-            Blobs([self._cipher.kept_head(intake, item) for item, intake in rows]),
-            Blobs([None if item.event_id in self._bare else self._cipher.kept_body(item) for item in items]),
+            Blobs([self._cipher.encrypt_head(intake, item) for item, intake in rows]),
+            Blobs([None if item.event_id in self._bare else self._cipher.encrypt_body(item) for item in items]),
             Integers(self.counts),
             Floats([item.keep for item in items]),
         ]
 
     def _splits(self) -> list[Column]:
         splits = self.splits
-        kept = [self._cipher.kept_batch(intake) for intake in splits]
+        kept = [self._cipher.encrypt_batch(intake) for intake in splits]
         return [
             Ids([intake.arrival_id for intake in splits]),
             Integers([intake.source_id for intake in splits]),
@@ -145,7 +141,7 @@ class IntakeRows:
             Ids([item.body_hash for _, item, _, _ in rows]),
             Ids([item.event_id for _, item, _, _ in rows]),
             Ids([intake.arrival_id if intake.raw is not None else None for _, _, intake, _ in rows]),
-            Blobs([self._cipher.kept_head(intake, item) for _, item, intake, _ in rows]),
+            Blobs([self._cipher.encrypt_head(intake, item) for _, item, intake, _ in rows]),
             Blobs([self._copied_body(item, self.items[place][0]) for place, item, _, _ in rows]),
             Integers([self.counts[place] - 1 - nth for place, _, _, nth in rows]),
         ]
@@ -154,9 +150,9 @@ class IntakeRows:
         """Return the body of a copy; None: the candidate's own serves, which an encrypted one cannot."""
         if item.body_hash == candidate.body_hash and (not self._cipher.encrypts or item.event_id in self._bare):
             return None
-        return self._cipher.kept_body(item)
+        return self._cipher.encrypt_body(item)
 
-    def _planned(self) -> list[tuple[bytes, Planned]]:
+    def _list_planned(self) -> list[tuple[bytes, Planned]]:
         items = [item for item, _ in self.items if item.event_id not in self._bare]
         return [(item.event_id, planned) for item in items for planned in item.deliveries]
 
@@ -166,7 +162,7 @@ class IntakeRows:
         for (_, intake), copies in zip(self.items, self.counts, strict=True):
             counts[intake.source_id, 0, "received"] += copies
             counts[intake.source_id, 0, "accepted"] += 1
-        for _, planned in self._planned():
+        for _, planned in self._list_planned():
             counts[0, planned.destination_id, "pending"] += 1
         return [
             Integers([source_id for source_id, _, _ in counts]),
@@ -176,7 +172,7 @@ class IntakeRows:
         ]
 
     def _deliveries(self) -> list[Column | str | None]:
-        rows = self._planned()
+        rows = self._list_planned()
         seconds = {} if self._reserved is None else self._reserved.seconds
         queue_keys = [planned.subject_key or planned.id for _, planned in rows]
         firsts = {key: place for place, key in reversed(list(enumerate(queue_keys)))}
@@ -194,22 +190,17 @@ class IntakeRows:
 
 @dataclass(slots=True)
 class IntakeResult:
-    """Result of INTAKE."""
-
     known: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
     """Keys that were there before, with the event and the body hash of each."""
     leased: dict[bytes, int] = field(default_factory=dict)
     """Fences of the deliveries that were leased at once."""
     at: datetime | None = None
-    """When they were received."""
     same_as: dict[bytes, bytes] = field(default_factory=dict)
     """Events that were signed before, and the one that came with that first."""
     made_due: Sequence[int] = ()
-    """Destinations for which something has become due."""
 
 
 def read_intake_result(rows: Sequence[tuple[Any, ...]]) -> IntakeResult:
-    """Read the rows of INTAKE."""
     answer = IntakeResult()
     for key_hash, id_, body_hash, fence, at, made_due in rows:
         if key_hash is not None:

@@ -45,9 +45,9 @@ from oncehook.model import (
     Settlement,
     StoredEvent,
     Streak,
+    count_streaks,
     is_crash,
     is_over,
-    streaks,
     was_tried,
 )
 from oncehook.store.cipher import Cipher
@@ -64,7 +64,6 @@ from oncehook.store.postgres.connection import (
     Floats,
     Ids,
     Integers,
-    Link,
     Smalls,
     StorePart,
     Texts,
@@ -95,7 +94,6 @@ _PRIORITIES: Final = tuple(Priority)
 def lease_parameters(
     wants: Sequence[LeaseRequest], slot: int, worker: str | None = None
 ) -> list[Column | int | str | None]:
-    """Return what LEASE takes, `$1` to `$8`."""
     return [
         Integers([want.destination_id for want in wants]),
         Smalls([want.priority for want in wants]),
@@ -112,8 +110,7 @@ def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -
     """Make a lease of the columns of `leased`; `sources` are their names by id."""
     priority, options, source, marks = _PRIORITIES[row[8]], OPTIONS[row[9]], sources[row[SOURCE_ID]], MARKS[row[19]]
     delivery = LeasedDelivery(DeliveryId(row[1]), row[3], row[5], row[6], options, row[10] and ReplayId(row[10]))
-    columns = (EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25])
-    event = StoredEvent(*columns)
+    event = StoredEvent(*(EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25]))
     more, failing = row[25:27]
     return cipher.read_lease(
         Lease(delivery, event, row[0], DeliveryId(row[2]), row[4], row[7], priority, row[11], row[22], more, failing)
@@ -127,7 +124,6 @@ def read_expired(former: str) -> Expired:
 
 
 def read_next_due(rows: Sequence[tuple[Any, ...]]) -> Outlook:
-    """Read the rows of NEXT_DUE."""
     due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
     due_in: float | None = None
     looked_at: datetime | None = None
@@ -182,14 +178,10 @@ SELECT now(), $2, 'resume', coalesce((SELECT name FROM destinations WHERE id = $
 
 @dataclass(slots=True)
 class SettleResult:
-    """Result of SETTLE."""
-
     fences: set[int] = field(default_factory=set)
     """The leases that were still ours."""
     made_due: Collection[int] = ()
-    """Destinations for which something has become due."""
     next: Sequence[tuple[Any, ...]] = ()
-    """Leases on what comes next, as rows."""
 
     def is_whole(self, settlements: Sequence[Settlement]) -> bool:
         """Tell whether all of these were ours; else nothing was changed."""
@@ -254,7 +246,7 @@ def settle_parameters(
         Texts([None if one.error is None else clean_text(one.error) for one in evidence]),
         Blobs(
             [
-                cipher.kept_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
+                cipher.encrypt_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
                 for one, end in zip(rows, ends, strict=True)
             ]
         ),
@@ -292,7 +284,6 @@ def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
 
 
 def emit_parameters(settlements: Sequence[Settlement], cipher: Cipher, slot: int) -> list[Column | int | str | None]:
-    """Return what INTAKE takes for what these settlements emit."""
     return IntakeRows(_intakes(settlements), cipher).parameters(slot)
 
 
@@ -335,7 +326,6 @@ async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cip
 
 
 def read_settle_result(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> SettleResult:
-    """Read the rows of SETTLE."""
     (ours, made_due, *_), *taken = rows
     by_queue_key = {one.lease.queue_key: one for one in settlements}
     due = {by_queue_key[key].lease.delivery.destination_id for key in made_due or ()}
@@ -356,13 +346,12 @@ def select_streaks(
     known = {*failing, *(one.lease.delivery.destination_id for one in ours if one.lease.failing)}
     return {
         destination_id: streak
-        for destination_id, streak in sorted(streaks(ours).items())
+        for destination_id, streak in sorted(count_streaks(ours).items())
         if streak.failures or destination_id in known
     }
 
 
 def breaker_parameters(found: Mapping[int, Streak]) -> list[Column]:
-    """Return what UPDATE_BREAKERS takes, `$1` to `$6`."""
     streaks = list(found.values())
     return [
         Integers(list(found)),
@@ -379,7 +368,7 @@ def breaker_parameters(found: Mapping[int, Streak]) -> list[Column]:
 BEATS_PER_LEASE: Final = 6
 
 
-class Heartbeat:
+class HeartbeatConnection:
     """A blocking connection for the thread on which a worker renews its leases: a blocked loop must not delay it (R32).
 
     No try takes longer than a sixth of the shortest lease; the next one opens a new connection.
@@ -391,7 +380,6 @@ class Heartbeat:
         self._lock = threading.Lock()
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
-        """Prolong these; returns the fences that are still ours."""
         if not leases:
             return set()
         limit = max(min(lease.seconds for lease in leases) / BEATS_PER_LEASE, self._database.timeouts.heartbeat)
@@ -431,10 +419,8 @@ class Heartbeat:
 
 NOTIFY_PAUSE: Final = 0.05
 """Seconds between two notifications."""
-
 MOST_NAMED: Final = 500
 """Destinations that one notification names: PostgreSQL takes less than 8,000 bytes."""
-
 FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 5.0
 """Seconds between two tries to connect: doubled from the first to the longest."""
@@ -571,19 +557,13 @@ class Notifier:
 
 
 class PostgresQueue(StorePart):
-    """Leases, settlements and wake-ups."""
-
     def __init__(self, database: Database, cipher: Cipher) -> None:
         super().__init__(database, cipher)
-        self.work = WorkPool(self.connect_hot, WORK_CONNECTIONS, database.timeouts)
+        self.work = WorkPool(partial(connect_hot, database), WORK_CONNECTIONS, database.timeouts)
         self.notifier = Notifier(database, lambda destination_ids: self.observer.wake(destination_ids))
-        self.heartbeat = Heartbeat(database)
+        self.heartbeat = HeartbeatConnection(database)
         self._failing: set[int] = set()
         """Destinations whose last outcome, as far as this process knows, was a failure."""
-
-    async def connect_hot(self) -> Link:
-        """Open a connection for intake or work."""
-        return await connect_hot(self.database)
 
     def notify_due(self, destination_ids: Collection[int] | None = None) -> None:
         self.notifier.notify(destination_ids)
@@ -647,7 +627,7 @@ class PostgresQueue(StorePart):
             except StoreUnavailable as error:
                 log.warning("store.followed_up_late", extra={"fields": {"error": str(error)}})
             due = set(answer.made_due)
-            due |= {d for one in settlements if one.lease.fence in answer.fences for d in one.reached}
+            due |= {d for one in settlements if one.lease.fence in answer.fences for d in one.emitted_to}
             if due:
                 self.notify_due(due)
 

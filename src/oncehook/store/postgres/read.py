@@ -18,7 +18,6 @@ from oncehook.errors import QueryTooWide, Undecryptable
 from oncehook.model import (
     MARKS,
     ArrivalId,
-    Asked,
     AttemptOutcome,
     Audited,
     Category,
@@ -43,7 +42,6 @@ from oncehook.model import (
     StoredAttempt,
     StoredDelivery,
     StoredWorker,
-    prepare,
     says,
 )
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
@@ -162,15 +160,14 @@ async def _match_encrypted(
 
 async def _match_bodies(found: Sequence[Sequence[Any]], clauses: Sequence[Clause], cipher: Cipher) -> list[bytes]:
     """Return the ids, of these pairs of ids and encrypted bodies, whose body matches."""
-    prepared = prepare(clauses)
 
     def read() -> list[bytes]:
-        return [id_ for id_, body in found if _matches(id_, body, prepared, cipher)]
+        return [id_ for id_, body in found if _matches(id_, body, clauses, cipher)]
 
     return await asyncio.to_thread(read) if found else []
 
 
-def _matches(event_id: bytes, body: bytes, clauses: Sequence[Asked], cipher: Cipher) -> bool:
+def _matches(event_id: bytes, body: bytes, clauses: Sequence[Clause], cipher: Cipher) -> bool:
     try:
         return says(cipher.decrypt(body, "body", event_id), clauses)
     except Undecryptable:
@@ -322,7 +319,6 @@ class Way:
     LIST: str
     LIST_BY_BODY: str
     ENCRYPTED: str
-    """The encrypted bodies of a page."""
     FAR: str
     """The last row that a page looked at."""
     WEIGH: str
@@ -410,7 +406,6 @@ _UNFINISHED_STATUSES: Final = (DeliveryStatus.pending, DeliveryStatus.dead, Deli
 
 
 def way_to_deliveries(filter: Filter) -> Way:
-    """Choose the index that serves a list of deliveries."""
     if filter.ids is not None or filter.event_id is not None:
         return _DELIVERIES
     if filter.subject is not None:
@@ -421,7 +416,6 @@ def way_to_deliveries(filter: Filter) -> Way:
 
 
 def way_to_events(filter: Filter) -> Way:
-    """Choose the index that serves a list of events."""
     if filter.event_id is not None:
         return _EVENTS
     if filter.subject is not None:
@@ -441,7 +435,6 @@ def has_delivery_conditions(filter: Filter) -> bool:
 
 
 def read_delivery(row: Sequence[Any]) -> StoredDelivery:
-    """Make a delivery of a row of COLUMNS."""
     fields = list(row)
     fields[0], fields[1] = DeliveryId(row[0]), EventId(row[1])
     fields[7], fields[11] = DeliveryStatus(row[7]), row[11] and Category(row[11])

@@ -49,9 +49,7 @@ C = TypeVar("C", bound="Connection | BlockingConnection")
 KEPT: Final = 16
 """Connections that are kept open for the next handlers."""
 
-_PREPARE: Final = """
-SELECT set_config('idle_in_transaction_session_timeout', '60s', false)
-"""
+_PREPARE: Final = "SELECT set_config('idle_in_transaction_session_timeout', '60s', false)"
 # Turns the transaction to our schema: the functions find everything else by themselves.
 _TURN: Final = """
 SELECT set_config('oncehook.path', current_setting('search_path'), true),
@@ -153,7 +151,7 @@ class JoinedTransaction(BlockingHandlerTransaction):
         super().__init__(connection, settled)
         self._follow_up = follow_up
 
-    def committed(self) -> None:
+    def follow_up(self) -> None:
         """Follow up what was settled, now that its owner has committed it."""
         self._follow_up(self._settled)
 
@@ -169,11 +167,9 @@ class PostgresTransactions(PostgresQueue):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start_transactions(self) -> None:
-        """Begin, on the running loop."""
         self._loop = asyncio.get_running_loop()
 
     def stop_transactions(self) -> None:
-        """Close the connections that are not in use."""
         self._loop = None
         with self._lock:
             for connection in (*self._free, *self._free_blocking):

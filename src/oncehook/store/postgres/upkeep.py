@@ -1,7 +1,7 @@
 """Upkeep on PostgreSQL: pruning, old counters, workers, watermarks, sessions, and the checks of `doctor`.
 
 Any process may call any of it at any time; whoever comes second finds less to do. Only pruning takes more than a
-statement, because it must not meet a replay that is being made (`StorePart.locked`).
+statement, because it must not meet a replay that is being made (`StorePart.hold_lock`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oncehook.model import Check, Id, Pruned, StoredSession, StoredWorker
-from oncehook.store.audit import Ends, Line, check_chain
+from oncehook.store.audit import ChainEntry, Ends, check_chain
 from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
@@ -126,7 +126,7 @@ WITH m AS MATERIALIZED (
 SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM s) + (SELECT count(*) FROM p)
 """
 
-# Lines go from the front, until one is younger; `audit_delete` lets go of what this has marked as pruned.
+# Entries go from the front, until one is younger; `audit_delete` lets go of what this has marked as pruned.
 _MARK_AUDIT: Final = """
 WITH o AS MATERIALIZED (
   SELECT n, hash, at < now() - make_interval(secs => $1::float8) AS is_old FROM audit ORDER BY n LIMIT $2
@@ -199,12 +199,10 @@ SELECT n, (extract(epoch FROM at) * 1000000)::bigint, actor, act, target, detail
 WHERE n > $1 ORDER BY n LIMIT $2
 """
 CHAINED: Final = 10_000
-"""Lines of the audit log that are read at once."""
+"""Entries of the audit log that are read at once."""
 
 
 class PostgresUpkeep(StorePart):
-    """Pruning, workers, watermarks, sessions and checks."""
-
     def __init__(self, database: Database, cipher: Cipher) -> None:
         super().__init__(database, cipher)
         self._pruned_to: dict[int, bytes] = {}
@@ -213,7 +211,7 @@ class PostgresUpkeep(StorePart):
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         spans = [otherwise, *keep_events.values()]
-        async with self.locked(PRUNING) as connection:
+        async with self.hold_lock(PRUNING) as connection:
             events = await self._prune_events(connection, keep_events, otherwise, limit)
             batches = await self._prune_batches(connection, min(spans))
             (keys,) = await fetch_one(connection, _PRUNE_KEYS, [limit])
@@ -354,10 +352,10 @@ async def _tally(connection: Connection) -> Tally:
 
 async def _audit_chain(connection: Connection) -> Check:
     ends = Ends(*await fetch_one(connection, "SELECT n, hash, pruned, pruned_hash, since FROM audit_chain"))
-    lines: list[Line] = []
-    while found := await fetch_all(connection, _CHAINED, [lines[-1].n if lines else ends.before_first, CHAINED]):
-        lines += map(Line._make, found)
-    return check_chain(ends, lines)
+    entries: list[ChainEntry] = []
+    while found := await fetch_all(connection, _CHAINED, [entries[-1].n if entries else ends.before_first, CHAINED]):
+        entries += map(ChainEntry._make, found)
+    return check_chain(ends, entries)
 
 
 async def _copies(connection: Connection) -> Check:

@@ -22,10 +22,10 @@ from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import EventId, Intake, Item, Mark, Outcome, Verdict
 from oncehook.store.base import Pending, Reserved, answer, bind, refuse
-from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
     Ids,
-    Link,
+    PooledConnection,
+    connect_hot,
     cut,
     is_alive,
     is_refused_data,
@@ -69,7 +69,6 @@ class RecentKeys:
             bodies.popitem(last=False)
 
     def forget(self) -> None:
-        """Start anew: some key was not what it seemed."""
         self._bodies.clear()
 
 
@@ -77,10 +76,8 @@ log = logging.getLogger("oncehook.store")
 
 BATCH_BYTES: Final = 8 << 20
 """A group stops growing here: one huge body must not make its neighbours wait for a second one."""
-
 FEW: Final = 16
 """Fewer arrivals wait for the group that is under way."""
-
 _SET_LOCK_TIMEOUT: Final = "SELECT set_config('lock_timeout', $1, false)"
 
 FIRST_WAIT: Final = 0.05
@@ -115,7 +112,6 @@ class GroupCommit:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin to serve the queue, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(writer.run(), name="oncehook-intake") for writer in self._writers]
 
@@ -253,7 +249,7 @@ class _Writer:
         while not self._queue.is_over():
             self._queue.wake()  # the others take over what was left to this writer
             try:
-                link = _WriterLink(await self._queue.store.connect_hot(), self._queue)
+                link = _WriterLink(await connect_hot(self._queue.store.database), self._queue)
             except (psycopg.Error, OSError, StoreError) as error:
                 if self.unreachable is None:
                     log.error("store.unreachable", extra={"fields": {"error": str(error)}})
@@ -325,9 +321,7 @@ class _Writer:
 
 
 class _WriterLink:
-    """A connection that writes groups."""
-
-    def __init__(self, link: Link, queue: GroupCommit) -> None:
+    def __init__(self, link: PooledConnection, queue: GroupCommit) -> None:
         self._link = link
         self._connection = link.connection
         self._queue = queue
@@ -368,7 +362,11 @@ class _WriterLink:
         return await self._keep(intakes, (), reserved)
 
     async def _keep(self, intakes: Sequence[Intake], bare: Collection[bytes], reserved: Reserved) -> list[Any]:
-        rows, parameters = _rows(intakes, self._queue.store.cipher, bare, self._link.slot, reserved)
+        try:
+            rows = IntakeRows(intakes, self._queue.store.cipher, bare, reserved)
+            parameters = rows.parameters(self._link.slot)
+        except Exception as error:
+            raise _UnfitError(str(error)) from error
         if rows.proven:
             return await self._execute(INTAKE_PROVEN, parameters)
         return await self._execute(INTAKE, parameters)
@@ -430,7 +428,6 @@ class _WriterLink:
                 loop.remove_reader(descriptor)
 
     def cut(self) -> None:
-        """End a statement that waits for its result."""
         cut(self._connection)
 
     def drop(self) -> None:
@@ -469,17 +466,8 @@ def _not_written(error: BaseException) -> StoreUnavailable:
 
 def _mark_repeated(intakes: Sequence[Intake], same_as: Mapping[bytes, bytes]) -> None:
     """Mark the items whose signed body came before under another key."""
-    for item in [item for intake in intakes for item in intake.items] if same_as else ():
-        if item.event_id in same_as:
-            item.same_as = EventId(same_as[item.event_id])
-            item.marks |= Mark.same_body
-
-
-def _rows(
-    intakes: Sequence[Intake], cipher: Cipher, bare: Collection[bytes], slot: int, reserved: Reserved
-) -> tuple[IntakeRows, Sequence[object]]:
-    try:
-        rows = IntakeRows(intakes, cipher, bare, reserved)
-        return rows, rows.parameters(slot)
-    except Exception as error:
-        raise _UnfitError(str(error)) from error
+    for intake in intakes if same_as else ():
+        for item in intake.items:
+            if item.event_id in same_as:
+                item.same_as = EventId(same_as[item.event_id])
+                item.marks |= Mark.same_body

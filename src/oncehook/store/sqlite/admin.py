@@ -1,4 +1,4 @@
-"""Acts of people on a SQLite store, each with its line in the audit log: replay, retry, discard, erase, pause."""
+"""Acts of people on a SQLite store, each with its entry in the audit log: replay, retry, discard, erase, pause."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
@@ -27,16 +28,26 @@ from oncehook.model import (
     ReplayState,
     StoredReplay,
     last_delivery_of,
-    needle,
+    mention_of,
     subject_hash,
     without_mention,
 )
 from oncehook.store.audit import changed_settings
 from oncehook.store.base import UNSEEN
-from oncehook.store.sqlite.connection import NEVER, SECOND, Insert, Micros, count, kept, micros, to_micros, write_audit
+from oncehook.store.sqlite.connection import (
+    NEVER,
+    SECOND,
+    Insert,
+    Micros,
+    clean_text,
+    count,
+    micros,
+    to_micros,
+    write_audit,
+)
 from oncehook.store.sqlite.intake import CHAINS
 from oncehook.store.sqlite.queue import destination_name, finish_replay, go_on, note_replayed
-from oncehook.store.sqlite.read import get_replay, is_replayable, meant
+from oncehook.store.sqlite.read import get_replay, is_replayable, select_deliveries
 
 _BURST: Final = SECOND
 """A replay that was not fed for a while catches up with this much time at most."""
@@ -44,7 +55,7 @@ _BURST: Final = SECOND
 _ACTS: Final = {ReplayState.paused: "pause", ReplayState.running: "resume", ReplayState.aborted: "abort"}
 
 ITEMS: Final = Insert("INSERT INTO replay_items (replay_id, n, delivery_id)", 3)
-STANDING: Final = """
+DELIVERY: Final = """
 SELECT id, event_id, destination_id, subject_key, status, run, seq, options, last_replay_at, note
 FROM deliveries WHERE id = ?
 """
@@ -60,7 +71,7 @@ SELECT delivery_id, fed_at FROM replay_items WHERE replay_id = ? AND outcome IS 
 
 
 @dataclass(slots=True)
-class Standing:
+class ReplayedDelivery:
     """A delivery as a replay finds it."""
 
     id: bytes
@@ -75,7 +86,7 @@ class Standing:
     note: str | None
 
     def rests_for(self, now: Micros) -> float:
-        """Seconds until it may be replayed again."""
+        """Return the seconds until it may be replayed again."""
         if self.last_replay_at is None:
             return 0.0
         return REPLAY_PAUSE - (now - self.last_replay_at) / SECOND
@@ -95,7 +106,7 @@ class Replaying:
 
     def make(self, replay_id: bytes, order: ReplayCommand, meant: Sequence[bytes] | None) -> StoredReplay:
         """Write a replay down. `meant`: the deliveries of a bulk one, found before; a single one is found here."""
-        if (known := self._known(order)) is not None:
+        if (known := self._find_known(order)) is not None:
             return known
         if meant is not None:
             if order.expected is not None and order.expected != len(meant):
@@ -109,19 +120,19 @@ class Replaying:
             self._run(single, replay_id, Priority.live, order.fresh_id)
             self.connection.execute("UPDATE replay_items SET fed_at = ? WHERE replay_id = ?", (self.now, replay_id))
         self._write()
-        return _told(self.connection, replay_id)
+        return _get_replay(self.connection, replay_id)
 
-    def _known(self, order: ReplayCommand) -> StoredReplay | None:
+    def _find_known(self, order: ReplayCommand) -> StoredReplay | None:
         if order.request_key is None:
             return None
         row = self.connection.execute("SELECT id FROM replays WHERE request_key = ?", (order.request_key,)).fetchone()
         return None if row is None else get_replay(self.connection, row[0])
 
-    def _single(self, order: ReplayCommand) -> Standing:
-        matching = [row[0] for _, row in zip(range(2), meant(self.connection, order.filter), strict=False)]
+    def _single(self, order: ReplayCommand) -> ReplayedDelivery:
+        matching = [row[0] for row in islice(select_deliveries(self.connection, order.filter), 2)]
         if len(matching) != 1:
             raise NotFound if not matching else NotReplayable("More than one delivery is meant; order a bulk replay.")
-        single = Standing(*self.connection.execute(STANDING, matching).fetchone())
+        single = ReplayedDelivery(*self.connection.execute(DELIVERY, matching).fetchone())
         if single.note == ERASED:
             raise Erased
         if not is_replayable(single.status, order.force, single.note):
@@ -137,28 +148,14 @@ class Replaying:
             "INSERT INTO replays (id, state, request_key, about, actor, reason, options, force, rate, bulk, planned,"
             " next_at, created_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
-                *(
-                    replay_id,
-                    ReplayState.running,
-                    order.request_key,
-                    json.dumps(order.about, default=str),
-                    kept(order.actor),
-                ),
-                *(
-                    kept(order.reason),
-                    int(options),
-                    order.force,
-                    order.rate,
-                    order.bulk,
-                    len(meant),
-                    self.now,
-                    self.now,
-                ),
+                *(replay_id, ReplayState.running, order.request_key, json.dumps(order.about, default=str)),
+                *(clean_text(order.actor), clean_text(order.reason), int(options), order.force, order.rate),
+                *(order.bulk, len(meant), self.now, self.now),
             ),
         )
         ITEMS(self.connection, [(replay_id, n, delivery_id) for n, delivery_id in enumerate(meant, 1)])
         target = str(ReplayId(replay_id))
-        write_audit(self.connection, self.now, order.actor, "replay", target, order.audited(len(meant)))
+        write_audit(self.connection, self.now, order.actor, "replay", target, order.audit_detail(len(meant)))
 
     # -- feeding -----------------------------------------------------------------------------------
 
@@ -175,7 +172,8 @@ class Replaying:
                 waiting = waiting[: _allowance(self.now - start, rate)]
             handed = [one for one in waiting if self._feed(replay_id, one, options, bool(force))]
             if rate is not None and handed:
-                self._put_off(replay_id, start + micros(len(handed) / rate))
+                next_at = start + micros(len(handed) / rate)
+                self.connection.execute("UPDATE replays SET next_at = ? WHERE id = ?", (next_at, replay_id))
             fed += len(handed)
             if finish_replay(self.connection, self.now, replay_id):
                 self.finished.append(replay_id)
@@ -183,43 +181,39 @@ class Replaying:
         return fed
 
     def _feed(self, replay_id: bytes, delivery_id: bytes, options: int, force: bool) -> bool:
-        row = self.connection.execute(STANDING, (delivery_id,)).fetchone()
-        standing = None if row is None else Standing(*row)
-        is_left = standing is None or not is_replayable(standing.status, force, standing.note)
-        if standing is None or is_left or standing.rests_for(self.now) > 0:
+        row = self.connection.execute(DELIVERY, (delivery_id,)).fetchone()
+        d = None if row is None else ReplayedDelivery(*row)
+        if d is None or not is_replayable(d.status, force, d.note) or d.rests_for(self.now) > 0:
             self.connection.execute(
                 "UPDATE replay_items SET outcome = 'skipped' WHERE replay_id = ? AND delivery_id = ?",
                 (replay_id, delivery_id),
             )
             return False
-        self._run(standing, replay_id, Priority.replay, bool(options & Options.fresh_id))
+        self._run(d, replay_id, Priority.replay, bool(options & Options.fresh_id))
         self.connection.execute(
             "UPDATE replay_items SET fed_at = ? WHERE replay_id = ? AND delivery_id = ?",
             (self.now, replay_id, delivery_id),
         )
         return True
 
-    def _put_off(self, replay_id: bytes, next_at: Micros) -> None:
-        self.connection.execute("UPDATE replays SET next_at = ? WHERE id = ?", (next_at, replay_id))
-
     # -- a new run -----------------------------------------------------------------------------------
 
-    def _run(self, d: Standing, replay_id: bytes, priority: Priority, fresh_id: bool) -> None:
-        """One more run: at its place when it is a held head, else at the tail of its subject."""
-        line = d.subject_key or d.id
+    def _run(self, d: ReplayedDelivery, replay_id: bytes, priority: Priority, fresh_id: bool) -> None:
+        """Run it once more: at its place when it is a held head, else at the tail of its subject."""
+        queue_key = d.subject_key or d.id
         options = d.options & ~Options.fresh_id | (Options.fresh_id if fresh_id else 0)
-        row = self.connection.execute("SELECT delivery_id FROM heads WHERE subject_key = ?", (line,)).fetchone()
+        row = self.connection.execute("SELECT delivery_id FROM heads WHERE subject_key = ?", (queue_key,)).fetchone()
         head_id = None if row is None else row[0]
         if head_id == d.id:
-            self._wake_held(line, options, replay_id, priority)
+            self._wake_held(queue_key, options, replay_id, priority)
             seq, behind = d.seq, None
         else:
             self.seq += 1
             seq, behind = self.seq, head_id is not None
             if behind:
-                self._join(line, priority)
+                self._join(queue_key, priority)
             else:
-                self._lead(line, d, options, replay_id, priority)
+                self._lead(queue_key, d, options, replay_id, priority)
         self.connection.execute(
             "UPDATE deliveries SET status = 'pending', run = run + 1, attempts = 0, seq = ?2, options = ?3,"
             " behind = coalesce(?4, behind), replay_id = ?5, last_replay_at = ?6, settled_at = NULL, note = NULL,"
@@ -230,24 +224,27 @@ class Replaying:
         self.counts[0, d.destination_id, "pending"] += 1
         self.counts[0, d.destination_id, "replays"] += 1
 
-    def _wake_held(self, line: bytes, options: int, replay_id: bytes, priority: Priority) -> None:
+    def _wake_held(self, queue_key: bytes, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "UPDATE heads SET due_at = ?2, run = run + 1, attempts = 0, crashes = 0, deaths = 0, options = ?3,"
             " replay_id = ?4, turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?5) END WHERE subject_key = ?1",
-            (line, self.now, options, replay_id, priority),
+            (queue_key, self.now, options, replay_id, priority),
         )
 
-    def _join(self, line: bytes, priority: Priority) -> None:
+    def _join(self, queue_key: bytes, priority: Priority) -> None:
         self.connection.execute(
             "UPDATE heads SET turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?2) END WHERE subject_key = ?1",
-            (line, priority),
+            (queue_key, priority),
         )
 
-    def _lead(self, line: bytes, d: Standing, options: int, replay_id: bytes, priority: Priority) -> None:
+    def _lead(self, queue_key: bytes, d: ReplayedDelivery, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options,"
             " replay_id) VALUES (?,?,?,?,?,?,?,?,?,?)",
-            (line, d.destination_id, priority, self.now, d.id, d.event_id, self.seq, d.run + 1, options, replay_id),
+            (
+                *(queue_key, d.destination_id, priority, self.now, d.id, d.event_id),
+                *(self.seq, d.run + 1, options, replay_id),
+            ),
         )
 
     def _write(self) -> None:
@@ -256,18 +253,18 @@ class Replaying:
 
 
 def _allowance(passed: Micros, rate: float) -> int:
-    """How many may be fed after so much time; at least one, once it is time at all."""
+    """Return how many may be fed after so much time; at least one, once it is time at all."""
     return 0 if passed < 0 else max(1, int(passed / SECOND * rate))
 
 
-def bulk_meant(connection: sqlite3.Connection, order: ReplayCommand, *, decrypts: bool) -> list[bytes]:
-    """The deliveries a bulk replay means, in order of commit."""
-    found = meant(connection, order.filter, decrypts=decrypts)
+def select_replayed(connection: sqlite3.Connection, order: ReplayCommand, *, decrypts: bool) -> list[bytes]:
+    """Return the deliveries of a bulk replay, in order of commit."""
+    found = select_deliveries(connection, order.filter, decrypts=decrypts)
     rows = [row for row in found if is_replayable(row[2], order.force, row[5])]
     return [row[0] for row in sorted(rows, key=lambda row: row[1])]
 
 
-def _told(connection: sqlite3.Connection, replay_id: bytes) -> StoredReplay:
+def _get_replay(connection: sqlite3.Connection, replay_id: bytes) -> StoredReplay:
     replay = get_replay(connection, replay_id)
     assert replay is not None
     return replay
@@ -276,10 +273,9 @@ def _told(connection: sqlite3.Connection, replay_id: bytes) -> StoredReplay:
 # -- other acts --------------------------------------------------------------------------------------
 
 
-def steer(
+def set_replay_state(
     connection: sqlite3.Connection, now: Micros, replay_id: bytes, state: ReplayState, actor: str
 ) -> StoredReplay:
-    """Pause, resume or abort a replay."""
     row = connection.execute("SELECT state FROM replays WHERE id = ?", (replay_id,)).fetchone()
     if row is None:
         raise NotFound
@@ -291,21 +287,20 @@ def steer(
         (replay_id, state, now, finished_at),
     )
     write_audit(connection, now, actor, _ACTS[state], str(ReplayId(replay_id)), {})
-    return _told(connection, replay_id)
+    return _get_replay(connection, replay_id)
 
 
 def retry_now(connection: sqlite3.Connection, now: Micros, delivery_id: bytes, actor: str) -> None:
-    """Make a delivery that waits for its next attempt due at once."""
     known = connection.execute(
         "SELECT status, coalesce(subject_key, id) FROM deliveries WHERE id = ?", (delivery_id,)
     ).fetchone()
     if known is None:
         raise NotFound
-    status, line = known
+    status, queue_key = known
     changed = connection.execute(
         "UPDATE heads SET due_at = min(due_at, ?3) WHERE subject_key = ?1 AND delivery_id = ?2 AND NOT leased"
         " AND due_at < ?4",
-        (line, delivery_id, now, NEVER),
+        (queue_key, delivery_id, now, NEVER),
     ).rowcount
     if status != "pending" or not changed:
         raise NotWaiting("It is tried just now, waits behind another, or is finished.")
@@ -327,12 +322,12 @@ def discard(
         raise PlanChanged(f"The plan said {seen.count}, now it would be {len(dead)}.")
     counts: Counter[tuple[int, int, str]] = Counter()
     over: list[tuple[Any, ...]] = []
-    for delivery_id, destination_id, line, *held in dead:
+    for delivery_id, destination_id, queue_key, *held in dead:
         connection.execute(
-            "UPDATE deliveries SET status = 'discarded', reason = ?2 WHERE id = ?1", (delivery_id, kept(reason))
+            "UPDATE deliveries SET status = 'discarded', reason = ?2 WHERE id = ?1", (delivery_id, clean_text(reason))
         )
-        if line is not None:
-            over.append((line, *held))
+        if queue_key is not None:
+            over.append((queue_key, *held))
         counts[0, destination_id, "dead"] -= 1
         counts[0, destination_id, "discarded"] += 1
     if dead:
@@ -343,14 +338,13 @@ def discard(
     return len(dead)
 
 
-def dead_ones(connection: sqlite3.Connection, filter: Filter, *, decrypts: bool) -> list[bytes]:
-    """The dead letters that a filter means, in order of commit."""
-    rows = [row for row in meant(connection, filter, decrypts=decrypts) if row[2] == "dead"]
+def select_dead(connection: sqlite3.Connection, filter: Filter, *, decrypts: bool) -> list[bytes]:
+    """Return the dead letters of a filter, in order of commit."""
+    rows = [row for row in select_deliveries(connection, filter, decrypts=decrypts) if row[2] == "dead"]
     return [row[0] for row in sorted(rows, key=lambda row: row[1])]
 
 
 def resume(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str) -> None:
-    """Let a destination go on; its breaker starts anew."""
     connection.execute(
         "UPDATE destination_state SET paused_at = NULL, paused_by = NULL, paused_why = NULL, failures = 0,"
         " last_failed = NULL, open_until = NULL WHERE destination_id = ?",
@@ -399,9 +393,7 @@ UPDATE heads SET leased = 0, attempts = attempts - 1, due_at = ?2, alone = 0, up
 
 
 @dataclass(slots=True)
-class Batch:
-    """What one batch did, for the engine to pass on."""
-
+class ErasedBatch:
     erased: Erasure = field(default_factory=Erasure)
     fences: list[int] = field(default_factory=list)
     """Leases that are void now."""
@@ -415,23 +407,22 @@ class ErasureRound:
     def __init__(self, connection: sqlite3.Connection, now: Micros, order: EraseOrder) -> None:
         self.connection, self.now, self.order = connection, now, order
         self.closed: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
-        """By line: what was closed, and how it stood."""
+        """Deliveries that were closed, with their status before, by queue."""
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.replayed: list[tuple[bytes, bytes, str]] = []
         self.batches: set[bytes] = set()
         self.attempts = self.arrivals = 0
         self.fences: list[int] = []
 
-    def erase(self, limit: int) -> Batch:
-        """Erase at most so many events; none is left when it says so."""
+    def erase(self, limit: int) -> ErasedBatch:
         order = self.order
         events = self.connection.execute(EVENTS, (order.subject, order.source_id, limit)).fetchall()
         if not events:
-            return Batch()
+            return ErasedBatch()
         for event in events:
             self._close(event[0])
-        for line, closed in self.closed.items():
-            self._go_on_without(line, closed)
+        for queue_key, closed in self.closed.items():
+            self._go_on_without(queue_key, closed)
         finished = note_replayed(self.connection, self.now, self.replayed)
         for event_id, key_hash, batch_id in events:
             self._empty(event_id, key_hash, batch_id)
@@ -442,16 +433,16 @@ class ErasureRound:
         erased = Erasure(len(events), closed_in_all, self.attempts, self.arrivals, len(shared), sum(shared))
         target = f"subject {subject_hash(order.subject)}"
         write_audit(self.connection, self.now, order.actor, "erase", target, {"reason": order.reason, **asdict(erased)})
-        return Batch(erased, self.fences, finished)
+        return ErasedBatch(erased, self.fences, finished)
 
     # -- closing -------------------------------------------------------------------------------
 
     def _close(self, event_id: bytes) -> None:
-        for delivery_id, destination_id, status, line, replay_id in self._deliveries(event_id):
+        for delivery_id, destination_id, status, queue_key, replay_id in self._deliveries(event_id):
             if status not in ("pending", "dead"):
                 continue
-            self.connection.execute(CLOSE, (delivery_id, kept(self.order.reason), self.now))
-            self.closed[line][delivery_id] = status
+            self.connection.execute(CLOSE, (delivery_id, clean_text(self.order.reason), self.now))
+            self.closed[queue_key][delivery_id] = status
             self.counts[0, destination_id, status] -= 1
             self.counts[0, destination_id, "discarded"] += 1
             if status == "pending" and replay_id is not None:
@@ -460,16 +451,16 @@ class ErasureRound:
     def _deliveries(self, event_id: bytes) -> list[Any]:
         return self.connection.execute(DELIVERIES, _range(event_id)).fetchall()
 
-    def _go_on_without(self, line: bytes, closed: dict[bytes, str]) -> None:
-        found = self.connection.execute(HEAD, (line,)).fetchone()
-        if found is None:  # dead letters of a line that went on without them
+    def _go_on_without(self, queue_key: bytes, closed: dict[bytes, str]) -> None:
+        found = self.connection.execute(HEAD, (queue_key,)).fetchone()
+        if found is None:  # dead letters of a queue that went on without them
             return
         row, head_id, leased, fence, seq, carries = found
         is_void = bool(leased) and (head_id in closed or carries in closed)
         if is_void:
             self.fences.append(fence)
         if head_id in closed:
-            go_on(self.connection, self.now, [(line, row, seq)])
+            go_on(self.connection, self.now, [(queue_key, row, seq)])
         elif is_void:
             self.connection.execute(VOID, (row, self.now))
 
@@ -490,7 +481,7 @@ class ErasureRound:
         self.batches.update([batch_id] if batch_id else [])
 
     def _empty_batches(self) -> list[bool]:
-        """Of each that still had its bytes: whether others were in it."""
+        """Empty split requests; returns, for each that still had its bytes, whether others were in it."""
         shared = []
         for batch_id in self.batches:
             found = self.connection.execute(BATCH, (batch_id, self.order.subject)).fetchone()
@@ -501,27 +492,23 @@ class ErasureRound:
 
 
 def _range(event_id: bytes) -> tuple[bytes, bytes]:
-    """Bounds of the ids of its deliveries."""
+    """Return the bounds of the ids of its deliveries."""
     return event_id, last_delivery_of(event_id)
 
 
 def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
-    """Queries that named the subject, as replays and the audit log have kept them."""
-    asked = (needle(order),)
+    """Remove the subject from queries that replays and the audit log have kept."""
+    asked = (mention_of(order),)
     for replay_id, about in connection.execute("SELECT id, about FROM replays WHERE instr(about, ?)", asked).fetchall():
         changed = (without_mention(about, order), replay_id)
         connection.execute("UPDATE replays SET about = ? WHERE id = ?", changed)
-    # Lines of the chain name no subject (`ReplayCommand.noted`).
+    # Entries of the chain name no subject (`ReplayCommand.noted`).
     old = "SELECT n, detail FROM audit WHERE hash IS NULL AND instr(detail, ?)"
     for n, detail in connection.execute(old, asked).fetchall():
         connection.execute("UPDATE audit SET detail = ? WHERE n = ?", (without_mention(detail, order), n))
 
 
-# -- looking -----------------------------------------------------------------------------------
-
-
 def erasable(connection: sqlite3.Connection, order: EraseOrder) -> Erasure:
-    """What is there to be erased. Nothing happens."""
     asked = (order.subject, order.source_id)
     found = Erasure()
     batches: set[bytes] = set()
@@ -530,8 +517,8 @@ def erasable(connection: sqlite3.Connection, order: EraseOrder) -> Erasure:
         later = connection.execute(ARRIVALS, (event_id,)).fetchall()
         batches.update(one for one in (batch_id, *(came_in for _, came_in in later)) if one)
         found += Erasure(1, open_, attempts, len(later))
-    standing = [connection.execute(BATCH, (one, order.subject)).fetchone() for one in batches]
-    shared = [bool(row[1]) for row in standing if row is not None and row[0]]
+    found_batches = [connection.execute(BATCH, (one, order.subject)).fetchone() for one in batches]
+    shared = [bool(row[1]) for row in found_batches if row is not None and row[0]]
     return found + Erasure(batches=len(shared), shared_batches=sum(shared))
 
 
@@ -543,7 +530,7 @@ FROM deliveries d WHERE d.id > ?1 AND d.id <= ?2
 
 
 def prune_audit(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
-    """Remove lines from the front of the log until one is younger than `cut`; the hash of the last one stays."""
+    """Remove entries from the front of the log until one is younger than `cut`; the hash of the last one stays."""
     gone: tuple[int, bytes | None] | None = None
     count = 0
     for n, at, hashed in connection.execute("SELECT n, at, hash FROM audit ORDER BY n LIMIT ?", (limit,)).fetchall():
@@ -557,11 +544,11 @@ def prune_audit(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
 
 
 def note_settings(connection: sqlite3.Connection, now: Micros, place: str, digests: Mapping[str, str]) -> None:
-    """Keep the digests of this start's settings, and write a line where some differ from those of the start before."""
-    row = connection.execute("SELECT digests FROM settings_seen WHERE place = ?", (kept(place),)).fetchone()
+    """Keep the digests of this start's settings, and audit where some differ from those of the start before."""
+    row = connection.execute("SELECT digests FROM settings_seen WHERE place = ?", (clean_text(place),)).fetchone()
     connection.execute(
         "INSERT INTO settings_seen (place, digests) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET digests = ?2",
-        (kept(place), json.dumps(dict(digests))),
+        (clean_text(place), json.dumps(dict(digests))),
     )
     changes = {} if row is None else changed_settings(json.loads(row[0]), digests)
     if changes:
@@ -571,8 +558,8 @@ def note_settings(connection: sqlite3.Connection, now: Micros, place: str, diges
 LATEST: Final = "SELECT address FROM recipients WHERE destination_id = ? ORDER BY since DESC LIMIT 1"
 
 
-def note(connection: sqlite3.Connection, now: Micros, addresses: Mapping[int, bytes]) -> None:
-    """These are the addresses now; only what has changed is written."""
+def note_recipients(connection: sqlite3.Connection, now: Micros, addresses: Mapping[int, bytes]) -> None:
+    """Note addresses of destinations; only what has changed is written."""
     for destination_id, address in addresses.items():
         if connection.execute(LATEST, (destination_id,)).fetchone() != (address,):
             connection.execute(

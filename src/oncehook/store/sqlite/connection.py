@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -21,23 +22,19 @@ import msgspec
 
 from oncehook import clock, faults, model
 from oncehook.errors import FileUnsafe, StoreError, StoreHeld, StoreUnavailable, Undecryptable
-from oncehook.model import Asked, Engine
+from oncehook.model import Clause, Engine
 from oncehook.private import make_private, open_private
-from oncehook.store.audit import line_hash
+from oncehook.store.audit import entry_hash
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import steps_from
 
 Micros = int
 
 SECOND: Final = 1_000_000
-
 MINUTE: Final = 60_000_000
-
 NEVER: Final = 1 << 62
 """Due at this moment: held until somebody replays or discards the dead letter at the head."""
-
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
 LONGEST: Final = 4096
 """Characters of an error or a reason that are kept."""
 
@@ -65,19 +62,17 @@ class Many:
 
     @property
     def text(self) -> str:
-        """The statement for a dozen rows, to be looked at."""
+        """Statement for a dozen rows, for tests of plans."""
         return self._statements[1][1]
 
 
 class Insert(Many):
-    """An INSERT of many rows."""
-
     def __init__(self, into: str, columns: int, otherwise: str = "") -> None:
         super().__init__(into + " VALUES", columns, " " + otherwise)
 
 
 class Update(Many):
-    """An UPDATE of many rows, each with values of its own: they stand in `v`, under the names given."""
+    """An UPDATE of many rows, each with values of its own: these are columns of `v`, under the names given."""
 
     def __init__(self, names: str, update: str) -> None:
         super().__init__(f"WITH v({names}) AS (VALUES", names.count(",") + 1, ") " + update)
@@ -90,7 +85,6 @@ class LookUp:
         self._statements = [(n, f"{before} ({','.join('?' * n)})") for n in (32, 4, 1)]
 
     def __call__(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run it for these keys; all rows that it gives."""
         found: list[tuple[Any, ...]] = []
         start = 0
         while start < len(keys):
@@ -103,7 +97,7 @@ class LookUp:
 
     @property
     def text(self) -> str:
-        """The statement for many keys, to be looked at."""
+        """Statement for many keys, for tests of plans."""
         return self._statements[0][1]
 
 
@@ -121,41 +115,37 @@ def count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int
 
 
 def micros(seconds: float) -> Micros:
-    """Seconds as the store counts them."""
     return int(seconds * SECOND)
 
 
 def to_micros(moment: datetime) -> Micros:
-    """The same time as it is stored, to the microsecond."""
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def moment(micros: int) -> datetime:
-    """A stored time as an aware datetime."""
     return EPOCH + timedelta(microseconds=micros)
 
 
 def moment_or_none(micros: int | None) -> datetime | None:
-    """The same, of a time that may not be there."""
     return None if micros is None else moment(micros)
 
 
-def kept(text: str) -> str:
-    """Text that the store can hold and show: no NUL, no half surrogates, not without end."""
+def clean_text(text: str) -> str:
+    """Return text that the store can hold and show: no NUL, no half surrogates, not without end."""
     return text[:LONGEST].replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def write_audit(
     connection: sqlite3.Connection, now: Micros, actor: str, act: str, target: str, detail: Mapping[str, object]
 ) -> None:
-    """Who did what, to what, and what there is to say about it."""
     last, before = connection.execute("SELECT n, hash FROM audit_chain").fetchone()
-    n, line = last + 1, (now, kept(actor), kept(act), kept(target), json.dumps(detail, default=str))
-    hashed = line_hash(before, n, *line)
+    words = (clean_text(actor), clean_text(act), clean_text(target), json.dumps(detail, default=str))
+    entry = (last + 1, now, *words)
+    hashed = entry_hash(before, *entry)
     connection.execute(
-        "INSERT INTO audit (n, at, actor, act, target, detail, hash) VALUES (?,?,?,?,?,?,?)", (n, *line, hashed)
+        "INSERT INTO audit (n, at, actor, act, target, detail, hash) VALUES (?,?,?,?,?,?,?)", (*entry, hashed)
     )
-    connection.execute("UPDATE audit_chain SET n = ?, hash = ?", (n, hashed))
+    connection.execute("UPDATE audit_chain SET n = ?, hash = ?", (last + 1, hashed))
 
 
 log = logging.getLogger("oncehook.store")
@@ -169,10 +159,8 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
         *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb2", "smb3", "smbfs"),
     }
 )
-
-
 _BESIDE: Final = ("-wal", "-shm", "-journal")
-"""How SQLite calls the files that it makes beside a database, with the rights of the database itself."""
+"""Endings of the files that SQLite makes beside a database, with the rights of the database itself."""
 
 
 def make_local_folder(path: Path, *, instead: str) -> None:
@@ -199,15 +187,15 @@ def prepare_folder(path: Path) -> None:
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The type of the file system a folder is on; empty where the system does not tell."""
+    """Return the type of the file system a folder is on; empty where the system does not tell."""
     try:
-        lines = mounts.read_text().splitlines()
+        known = mounts.read_text().splitlines()
     except OSError:
         return ""
     here = str(folder.resolve())
     best, kind = "", ""
-    for line in lines:
-        _, mounted, name, *_ = line.split(" ")
+    for mount in known:
+        _, mounted, name, *_ = mount.split(" ")
         at = mounted.replace("\\040", " ").rstrip("/")
         if (here == at or here.startswith(at + "/")) and len(at) >= len(best):
             best, kind = at, name
@@ -215,7 +203,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
 
 
 def connect(path: Path, cipher: Cipher) -> sqlite3.Connection:
-    """The one connection that writes. Refuses a file that cannot do WAL."""
+    """Open the one connection that writes. Refuses a file that cannot do WAL."""
     _spare_adapting()
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     connection.execute("PRAGMA page_size = 4096")  # before the first table; keys dirty a page each: small ones
@@ -253,21 +241,21 @@ def _spare_adapting() -> None:
 
 
 @contextlib.contextmanager
-def telling(path: Path) -> Iterator[None]:
-    """While a file is opened: what the system or SQLite says against it, as a sentence about the store."""
+def opening_errors(path: Path) -> Iterator[None]:
+    """Turn what the system or SQLite raises while a file is opened into a sentence about the store."""
     try:
         yield
     except FileUnsafe as error:
         raise StoreUnavailable(f"{path} cannot be opened: {error}", hint=error.hint) from error
     except (OSError, sqlite3.Error) as error:
-        said = (isinstance(error, OSError) and error.strerror) or error
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise StoreUnavailable(
-            f"{path} cannot be opened: {said}", hint="Check `store`, and who may write to that folder."
+            f"{path} cannot be opened: {reason}", hint="Check `store`, and who may write to that folder."
         ) from error
 
 
 def warn_of_old_library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> str | None:
-    """A sentence when this SQLite has the WAL-reset bug. We are safe by writing with one connection only."""
+    """Return a warning where this SQLite has the WAL-reset bug. We are safe by writing with one connection only."""
     if version >= SAFE_VERSION:
         return None
     return (
@@ -277,7 +265,7 @@ def warn_of_old_library(version: tuple[int, int, int] = sqlite3.sqlite_version_i
 
 
 def apply_migrations(connection: sqlite3.Connection, *, migrate: bool) -> None:
-    """Bring the schema up to date, each step in one transaction with its row; prove that dedup stands."""
+    """Bring the schema up to date, each step in one transaction with its row; prove that keys are unique."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migrations"
         " (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
@@ -295,7 +283,7 @@ def apply_migrations(connection: sqlite3.Connection, *, migrate: bool) -> None:
 
 
 def version(connection: sqlite3.Connection) -> int:
-    """The schema's version; 0 for an empty file."""
+    """Return the schema's version; 0 for an empty file."""
     known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
     if known is None:
         return 0
@@ -305,7 +293,6 @@ def version(connection: sqlite3.Connection) -> int:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -316,10 +303,10 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one: `executescript` would commit on its own."""
+    """Yield the statements of a script one by one: `executescript` would commit on its own."""
     statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
+    for part in script.splitlines(keepends=True):
+        statement += part
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
@@ -357,7 +344,7 @@ def empty_log(connection: sqlite3.Connection) -> bool:
 
 
 def disconnect(connection: sqlite3.Connection) -> None:
-    """Close; what a failing disk says about it no longer matters."""
+    """Close, and ignore what a failing disk raises."""
     with contextlib.suppress(sqlite3.Error):
         connection.close()
 
@@ -371,29 +358,28 @@ _PASSING_CODES: Final = frozenset(
 
 
 def is_data_error(error: Exception) -> bool:
-    """One row is to blame, not the disk: the database refuses it, or Python could not even hand it over."""
+    """Tell whether one row is to blame, not the disk: the database refuses it, or Python cannot even hand it over."""
     if isinstance(error, sqlite3.Error):
         return primary_code(error) in _DATA_CODES
     return isinstance(error, ValueError | OverflowError | TypeError)
 
 
 def is_broken(error: Exception) -> bool:
-    """The connection can no longer be believed: I/O errors, corruption. A full disk only rolls back (R58)."""
+    """Tell whether the connection is to be distrusted: I/O errors, corruption. A full disk only rolls back (R58)."""
     return not is_data_error(error) and primary_code(error) not in _PASSING_CODES
 
 
 def is_full(error: Exception) -> bool:
-    """There is no space left."""
     return primary_code(error) == sqlite3.SQLITE_FULL
 
 
 def is_blocked(error: Exception) -> bool:
-    """Another program holds the write lock; it will let go."""
+    """Tell whether another program holds the write lock; it will let go."""
     return primary_code(error) == sqlite3.SQLITE_BUSY
 
 
 def primary_code(error: Exception) -> int | None:
-    """SQLite's own number for an error, without its finer shades."""
+    """Return SQLite's number for an error, without its finer shades."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -406,7 +392,7 @@ class FileHolder:
     address: str = ""
     token: str = ""
     age: float = 0.0
-    """Seconds since it took the file, or said where it can be reached."""
+    """Seconds since it took the file, or announced where it can be reached."""
 
 
 def _lock_path(database: Path) -> Path:
@@ -419,7 +405,7 @@ class Hold:
     def __init__(self, database: Path) -> None:
         self._descriptor = open_private(_lock_path(database), os.O_RDWR | os.O_CREAT)
         if not self._take():
-            other = _read(self._descriptor)
+            other = _read_holder(self._descriptor)
             os.close(self._descriptor)
             raise _refusal(database, other)
         self.announce()
@@ -436,7 +422,6 @@ class Hold:
         return False
 
     def announce(self, address: str = "", token: str = "") -> None:
-        """Tell commands where this process can be reached."""
         text = json.dumps({"pid": os.getpid(), "address": address, "token": token}).encode()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text, 0)
@@ -459,14 +444,14 @@ def holder(database: Path) -> FileHolder | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return _read(descriptor)
+        return _read_holder(descriptor)
     else:
         return None
     finally:
         os.close(descriptor)
 
 
-def _read(descriptor: int) -> FileHolder:
+def _read_holder(descriptor: int) -> FileHolder:
     try:
         status = os.fstat(descriptor)
         fields = json.loads(os.pread(descriptor, status.st_size, 0) or b"{}")
@@ -494,7 +479,7 @@ class Reserve:
         self._path = database.with_name(database.name + "-reserve")
 
     def make(self) -> bool:
-        """Have it; says whether that went well. Only when there is room for as much again: else it is needed now."""
+        """Make the file, if there is room for as much again (else it is needed now); returns whether it is there."""
         if self._path.exists():
             return True
         try:
@@ -520,7 +505,7 @@ PAGES: Final = 512
 
 
 def copy(store: Path, target: Path, report: Callable[[int, int], object] = lambda done, total: None) -> None:
-    """Copy the store into a file that is not there yet. `report` is told pages done and pages in all.
+    """Copy the store into a file that is not there yet. `report` is called with pages done and pages in all.
 
     Raises StoreUnavailable when there is no store, or the copy is not sound; OSError when it cannot be written.
     """
@@ -581,8 +566,9 @@ def teach(connection: sqlite3.Connection, cipher: Cipher) -> None:
 
 
 def says(body: bytes, clauses: str) -> bool:
-    """Tell whether a body, read as handlers read it, says all of this."""
-    return model.says(body, _asked(clauses))
+    return model.says(body, _decode_clauses(clauses))
 
 
-_asked: Final = msgspec.json.Decoder(list[Asked]).decode
+@lru_cache(maxsize=32)
+def _decode_clauses(clauses: str) -> list[Clause]:
+    return msgspec.json.decode(clauses, type=list[Clause])

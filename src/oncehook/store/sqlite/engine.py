@@ -1,6 +1,6 @@
 """The inbox in one SQLite file, behind the verbs of `Store`: one writer, readers beside it, a hold on the file.
 
-What is written stands in `intake`, `work`, `settle`, `replay`, `erase` and `sweep`; what is read, in `look` and `show`.
+`writer` commits what `intake`, `queue`, `admin` and `upkeep` write; `read` reads on threads of its own.
 """
 
 from __future__ import annotations
@@ -51,22 +51,21 @@ from oncehook.store.base import (
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import admin, queue, upkeep
-from oncehook.store.sqlite.admin import note_settings
 from oncehook.store.sqlite.connection import (
     Hold,
     Micros,
     count,
     micros,
     moment,
+    opening_errors,
     prepare_folder,
-    telling,
     to_micros,
     version,
     warn_of_old_library,
     write_audit,
 )
 from oncehook.store.sqlite.intake import import_keys
-from oncehook.store.sqlite.read import WorkReader, numbers
+from oncehook.store.sqlite.read import SqliteReader, read_name_ids
 from oncehook.store.sqlite.writer import Writer
 
 log = logging.getLogger("oncehook.store")
@@ -77,7 +76,7 @@ EMPTY_LOG_WAIT: Final = 0.05
 """Seconds between two tries to empty the log. Readers are done in milliseconds; a backup or an export may take long."""
 
 
-class SqliteStore(WorkReader):
+class SqliteStore(SqliteReader):
     """See `Store`. `path` is the database file; its folder is made when it is not there."""
 
     engine = Engine.sqlite
@@ -116,13 +115,13 @@ class SqliteStore(WorkReader):
     async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
         self.observer = observer or self.observer
         if write:
-            with telling(self.path):
+            with opening_errors(self.path):
                 await asyncio.to_thread(self._prepare, migrate)
             self._writer.start()
             return
         if not self.path.exists():
             raise StoreUnavailable(f"There is no store at {self.path} yet.", hint="Start `oncehook serve` once.")
-        self._writer = _Onlooker(self.path, self.cipher)
+        self._writer = _ReadOnlyWriter(self.path, self.cipher)
         await self.read(lambda c: migrations.steps_from(Engine.sqlite, version(c), migrate=False))
 
     def _prepare(self, migrate: bool) -> None:
@@ -191,7 +190,6 @@ class SqliteStore(WorkReader):
     # -- work ----------------------------------------------------------------------------------
 
     def _begin_leased(self, reserved: Reserved, leased: Mapping[bytes, int], now: Micros) -> None:
-        """Hand out what was leased along with a group of arrivals."""
         for delivery_id, fence in leased.items():
             self._heartbeats.begin(fence, now + micros(reserved.seconds[delivery_id]))
         reserved.begin(leased, moment(now))
@@ -221,9 +219,9 @@ class SqliteStore(WorkReader):
         releases = [Settlement(lease, Settle.release) for lease in leasing.result()]
         giving = asyncio.ensure_future(self.settle(releases))
         self._giving_back.add(giving)
-        giving.add_done_callback(self._given_back)
+        giving.add_done_callback(self._end_giving_back)
 
-    def _given_back(self, giving: asyncio.Future[Settled]) -> None:
+    def _end_giving_back(self, giving: asyncio.Future[Settled]) -> None:
         self._giving_back.discard(giving)
         if not giving.cancelled() and (error := giving.exception()) is not None:
             log.warning("store.leases_not_given_back", extra={"fields": {"error": str(error)}})
@@ -247,12 +245,12 @@ class SqliteStore(WorkReader):
         self._heartbeats.end(settlement.lease.fence for settlement in settlements)
         if settling.made_due:
             self.observer.wake(settling.made_due)
-        await self._tell_finished(settling.replays_done)
+        await self._note_finished(settling.replays_done)
         return settled
 
-    async def _tell_finished(self, replays: Sequence[bytes]) -> None:
+    async def _note_finished(self, replays: Sequence[bytes]) -> None:
         for replay_id in replays:
-            # They are finished whatever becomes of this: nobody hears of it then.
+            # They are finished whatever becomes of this.
             with suppress(StoreUnavailable):
                 if (finished := await self.get_replay(replay_id)) is not None:
                     self.observer.note_finished(finished)
@@ -275,7 +273,7 @@ class SqliteStore(WorkReader):
         # What a bulk replay means is looked for beside the writer: that may take long. What has moved by the time it
         # is its turn is left out then.
         decrypts = self.cipher.has_keys
-        meant = await self.read(lambda c: admin.bulk_meant(c, order, decrypts=decrypts)) if order.bulk else None
+        meant = await self.read(lambda c: admin.select_replayed(c, order, decrypts=decrypts)) if order.bulk else None
         return await self._writer.call(lambda c, now: admin.Replaying(c, now).make(replay_id, order, meant), wakes=True)
 
     async def feed_replays(self, open_at_most: int = 500) -> int:
@@ -284,26 +282,28 @@ class SqliteStore(WorkReader):
             return replaying.feed(open_at_most), replaying.finished
 
         fed, finished = await self._writer.call(write, wakes=True)
-        await self._tell_finished(finished)
+        await self._note_finished(finished)
         return fed
 
     async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
-        steered = await self._writer.call(lambda c, now: admin.steer(c, now, replay_id, state, actor), wakes=True)
+        changed = await self._writer.call(
+            lambda c, now: admin.set_replay_state(c, now, replay_id, state, actor), wakes=True
+        )
         if state is ReplayState.aborted:
-            self.observer.note_finished(steered)
-        return steered
+            self.observer.note_finished(changed)
+        return changed
 
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         await self._writer.call(lambda c, now: admin.retry_now(c, now, delivery_id, actor), wakes=True)
 
     async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
-        ids = await self.read(lambda c: admin.dead_ones(c, filter, decrypts=self.cipher.has_keys))
+        ids = await self.read(lambda c: admin.select_dead(c, filter, decrypts=self.cipher.has_keys))
         return await self._writer.call(lambda c, now: admin.discard(c, now, ids, actor, reason, seen), wakes=True)
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
         batch = await self._writer.call(lambda c, now: admin.ErasureRound(c, now, order).erase(limit), wakes=True)
         self._heartbeats.end(batch.fences)
-        await self._tell_finished(batch.finished)
+        await self._note_finished(batch.finished)
         return batch.erased
 
     async def empty_log(self) -> None:
@@ -329,12 +329,12 @@ class SqliteStore(WorkReader):
         await self._writer.call(lambda c, now: write_audit(c, now, actor, act, target, detail))
 
     async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
-        await self._writer.call(lambda c, now: note_settings(c, now, place, digests))
+        await self._writer.call(lambda c, now: admin.note_settings(c, now, place, digests))
 
     async def note_token_use(self, name: str) -> None:
         await self._writer.call(lambda c, now: upkeep.note_token_use(c, now, name))
 
-    # -- house -----------------------------------------------------------------------------------
+    # -- upkeep --------------------------------------------------------------------------------
 
     async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         source_names, destination_names = list(sources), list(destinations)
@@ -344,26 +344,23 @@ class SqliteStore(WorkReader):
             connection.executemany(
                 "INSERT OR IGNORE INTO destinations (name) VALUES (?)", [(n,) for n in destination_names]
             )
-            return numbers(connection)
+            return read_name_ids(connection)
 
         known = await self._writer.call(write)
         self._source_names.update({number: name for name, number in known.sources.items()})
         return known
 
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
-        await self._writer.call(lambda c, now: admin.note(c, now, addresses))
+        await self._writer.call(lambda c, now: admin.note_recipients(c, now, addresses))
 
     def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         raise _no_transaction()
 
     async def register_worker(self, worker: StoredWorker) -> None:
-        await self._writer.call(lambda c, now: upkeep.greet(c, now, worker))
+        await self._writer.call(lambda c, now: upkeep.register_worker(c, now, worker))
 
     async def dismiss_worker(self, worker_id: str) -> None:
-        def write(connection: sqlite3.Connection, now: Micros) -> None:
-            connection.execute("DELETE FROM workers WHERE id = ?", (worker_id,))
-
-        await self._writer.call(write)
+        await self._writer.call(lambda c, _: c.execute("DELETE FROM workers WHERE id = ?", (worker_id,)))
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         return await self._writer.call(lambda c, now: self._pruning.prune(c, now, keep_events, otherwise, limit))
@@ -380,14 +377,14 @@ class SqliteStore(WorkReader):
         return ended
 
     async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
-        await self._writer.call(lambda c, now: upkeep.begin(c, now, session, seconds, at_most))
+        await self._writer.call(lambda c, now: upkeep.begin_session(c, now, session, seconds, at_most))
 
     async def get_session(self, hash: bytes) -> StoredSession | None:
         now = self.now()
-        return await self.read(lambda connection: upkeep.get(connection, now, hash))
+        return await self.read(lambda connection: upkeep.get_session(connection, now, hash))
 
     async def end_session(self, hash: bytes) -> None:
-        await self._writer.call(lambda connection, _: upkeep.end(connection, hash))
+        await self._writer.call(lambda c, _: c.execute("DELETE FROM sessions WHERE hash = ?", (hash,)))
 
     async def inbox_number(self) -> int:
         row = await self.read(lambda c: c.execute("SELECT value FROM marks WHERE name = 'inbox'").fetchone())
@@ -409,8 +406,8 @@ class SqliteStore(WorkReader):
         return sum(file.stat().st_size for file in files if file.exists())
 
 
-class _Onlooker(Writer):
-    """In the writer's place where the store is opened for reading: it writes nothing."""
+class _ReadOnlyWriter(Writer):
+    """The writer of a store that is opened for reading: it writes nothing."""
 
     def __init__(self, path: Path, cipher: Cipher) -> None:
         super().__init__(path, cipher, StoreObserver, max_waiting=0, max_waiting_bytes=0)

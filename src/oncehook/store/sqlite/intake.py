@@ -53,7 +53,7 @@ CUT: Final = CHAINS + "DELETE FROM arrivals WHERE n IN (SELECT n FROM chain WHER
 
 
 def outgrows(before: int, after: int) -> bool:
-    """Whether a chain may be twice as long as it should be: asked at every addition, true at every twentieth."""
+    """Tell whether a chain may be twice as long as it should be: asked at every addition, true at every twentieth."""
     return before // KEPT_ARRIVALS < after // KEPT_ARRIVALS
 
 
@@ -63,7 +63,7 @@ def cut(connection: sqlite3.Connection, event_id: bytes, keep: int = KEPT_ARRIVA
 
 
 def forget_event(connection: sqlite3.Connection, event_id: bytes) -> None:
-    """An event is about to go: its arrivals with it. The count stays as long as its key does (R20)."""
+    """Remove the arrivals of an event that is about to go. The count stays as long as its key does (R20)."""
     if connection.execute("SELECT 1 FROM copies WHERE event_id = ?", (event_id,)).fetchone() is None:
         return
     cut(connection, event_id, 0)
@@ -76,14 +76,14 @@ def forget_event(connection: sqlite3.Connection, event_id: bytes) -> None:
 
 
 def forget_key(connection: sqlite3.Connection, event_id: bytes) -> None:
-    """A key that stood for this event is gone or stands for another: when the event went before it, nothing is left."""
+    """Remove the arrivals of an event that is gone, and whose key is gone or now names another event."""
     if connection.execute("SELECT 1 FROM events WHERE id = ?", (event_id,)).fetchone() is None:
         cut(connection, event_id, 0)
         connection.execute("DELETE FROM copies WHERE event_id = ?", (event_id,))
 
 
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
-STANDING: Final = LookUp(
+KNOWN_KEYS: Final = LookUp(
     "SELECT hash, k.event_id, body_hash, expires_at, coalesce(c.n, k.copies), c.duplicate, c.conflict"
     " FROM keys k LEFT JOIN copies c ON c.event_id = k.event_id WHERE hash IN"
 )
@@ -128,8 +128,8 @@ SELECT destination_id FROM destination_state WHERE paused_at IS NOT NULL OR open
 """
 
 
-class Known(NamedTuple):
-    """What stands for a key."""
+class KnownKey(NamedTuple):
+    """The stored row of a key, with the ends of its chains (see `copies`)."""
 
     event_id: bytes
     body_hash: bytes
@@ -137,7 +137,6 @@ class Known(NamedTuple):
     copies: int
     duplicate: int | None
     conflict: int | None
-    """The ends of its chains (see `copies`)."""
 
 
 class Fold(msgspec.Struct):
@@ -182,7 +181,7 @@ class IntakeGroup:
     ) -> None:
         """`expects_copies`: look keys up before inserting them. That is dearer when all of them are new.
 
-        `reserved`: deliveries that are leased along with it, where they begin a line.
+        `reserved`: deliveries that are leased along with it, where nothing waits before them.
         """
         self.connection = connection
         self.cipher = cipher
@@ -200,12 +199,10 @@ class IntakeGroup:
         """Events whose chains of later arrivals are to be cut."""
         self.reserved = reserved
         self.leased: dict[bytes, int] = {}
-        """Fences of the deliveries that were leased."""
         self.made_due: set[int] = set()
-        """Destinations for which something has become due."""
 
     def write(self) -> list[list[Verdict]]:
-        """Write it all; the verdicts on each intake's items."""
+        """Write it all; returns the verdicts on each intake's items."""
         proven = [item for i in self.batch for item in i.items if item.proof is not None]
         firsts = self._firsts(proven) if proven else {}
         if proven:
@@ -239,9 +236,9 @@ class IntakeGroup:
             verdict = self.verdicts.get(id(item))
             first = firsts.get(item.proof)
             if first is None:
-                stands = item.event_id if verdict is None else verdict.event_id
-                firsts[item.proof] = (stands, item.key_hash)
-                rows.append((item.proof, stands, item.key_hash, self.now + int(item.keep * 1_000_000)))
+                event_id = item.event_id if verdict is None else verdict.event_id
+                firsts[item.proof] = (event_id, item.key_hash)
+                rows.append((item.proof, event_id, item.key_hash, self.now + int(item.keep * 1_000_000)))
             elif verdict is None and (item.key_hash is None or item.key_hash != first[1]):
                 item.same_as = EventId(first[0])
                 item.marks |= Mark.same_body
@@ -265,64 +262,67 @@ class IntakeGroup:
             )
             for f in folds
         ]
-        known = self._known(rows) if self.met_copies else {}
+        known = self._look_up(rows) if self.met_copies else {}
         new = [row for row in rows if row[0] not in known]
         if NEW_KEYS(self.connection, new) < len(new):
-            known = self._known(rows)
+            known = self._look_up(rows)
         self.met_copies = bool(known)
         for f, row in zip(folds, rows, strict=True):
-            stands = known.get(row[0])
-            if stands is not None and stands.event_id != f.candidate.event_id:
-                self._judge(f, row, stands)
-            elif f.copies:
-                self._add_copies(_first(f.candidate), f.copies)
+            found = known.get(row[0])
+            if found is not None and found.event_id != f.candidate.event_id:
+                self._judge(f, row, found)
+            else:
+                self._add_own_copies(f)
 
-    def _known(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, Known]:
-        """Return what stands for each key of the group now."""
-        return {row[0]: Known(*row[1:]) for row in STANDING(self.connection, [row[0] for row in rows])}
+    def _look_up(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, KnownKey]:
+        return {row[0]: KnownKey(*row[1:]) for row in KNOWN_KEYS(self.connection, [row[0] for row in rows])}
 
-    def _judge(self, f: Fold, row: tuple[Any, ...], stands: Known) -> None:
-        """This key was known before: it has lapsed and is taken over, or these are copies."""
-        if stands.expires_at <= self.now:
+    def _judge(self, f: Fold, row: tuple[Any, ...], known: KnownKey) -> None:
+        """Take over a known key that has lapsed; else add these as copies of its event."""
+        if known.expires_at <= self.now:
             self.connection.execute(
                 "UPDATE keys SET event_id = ?2, body_hash = ?3, source_id = ?4, copies = ?5, first_seen = ?6,"
                 " last_seen = ?7, expires_at = ?8 WHERE hash = ?1",
                 row,
             )
-            forget_key(self.connection, stands.event_id)
-            if f.copies:
-                self._add_copies(_first(f.candidate), f.copies)
+            forget_key(self.connection, known.event_id)
+            self._add_own_copies(f)
         else:
-            self._add_copies(stands, [(f.candidate, f.intake), *f.copies])
+            self._add_copies(known, [(f.candidate, f.intake), *f.copies])
 
-    def _add_copies(self, stands: Known, later: Sequence[tuple[Item, Intake]]) -> None:
-        """Later arrivals of an event: counted exactly, the latest of them kept."""
-        ends = {Outcome.duplicate: stands.duplicate, Outcome.conflict: stands.conflict}
+    def _add_own_copies(self, f: Fold) -> None:
+        """Add the copies of an event that came for the first time in this group."""
+        if f.copies:
+            first = KnownKey(f.candidate.event_id, f.candidate.body_hash, 0, 1, None, None)
+            self._add_copies(first, f.copies)
+
+    def _add_copies(self, known: KnownKey, later: Sequence[tuple[Item, Intake]]) -> None:
+        """Add later arrivals of an event: all are counted, the latest of them kept."""
+        ends = {Outcome.duplicate: known.duplicate, Outcome.conflict: known.conflict}
         for item, intake in later:
-            differs = item.body_hash != stands.body_hash != UNSEEN
+            differs = item.body_hash != known.body_hash != UNSEEN
             outcome = Outcome.conflict if differs else Outcome.duplicate
-            self.verdicts[id(item)] = Verdict(outcome, EventId(stands.event_id))
+            self.verdicts[id(item)] = Verdict(outcome, EventId(known.event_id))
             self.counts[intake.source_id, 0, outcome] += 1
-            split = intake.raw is not None
             self.seq += 1
             self.arrivals.append(
                 (
                     self.seq,
                     ends[outcome],
-                    stands.event_id,
+                    known.event_id,
                     item.event_id,
                     outcome,
                     self.now,
-                    intake.arrival_id if split else None,
-                    self.cipher.kept_head(intake, item),
-                    self.cipher.kept_body(item) if differs else None,
+                    None if intake.raw is None else intake.arrival_id,
+                    self.cipher.encrypt_head(intake, item),
+                    self.cipher.encrypt_body(item) if differs else None,
                 )
             )
             ends[outcome] = self.seq
-        n = stands.copies + len(later)
-        self.copied.append((stands.event_id, n, self.now, *ends.values()))
-        if outgrows(stands.copies, n):
-            self.outgrown.append(stands.event_id)
+        n = known.copies + len(later)
+        self.copied.append((known.event_id, n, self.now, *ends.values()))
+        if outgrows(known.copies, n):
+            self.outgrown.append(known.event_id)
 
     def _insert_copies(self) -> None:
         COPIES(self.connection, sorted(self.copied))  # neighbours in the table one after the other
@@ -335,7 +335,7 @@ class IntakeGroup:
             if i.raw is not None:
                 self.connection.execute(
                     "INSERT INTO batches (id, source_id, received_at, head, body) VALUES (?,?,?,?,?)",
-                    (i.arrival_id, i.source_id, self.now, *self.cipher.kept_batch(i)),
+                    (i.arrival_id, i.source_id, self.now, *self.cipher.encrypt_batch(i)),
                 )
 
     def _insert_events(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
@@ -354,8 +354,8 @@ class IntakeGroup:
                 item.body_hash,
                 item.key_hash,
                 None if i.raw is None else i.arrival_id,
-                self.cipher.kept_head(i, item),
-                self.cipher.kept_body(item),
+                self.cipher.encrypt_head(i, item),
+                self.cipher.encrypt_body(item),
                 item.same_as,
             )
             for i, item in accepted
@@ -365,7 +365,7 @@ class IntakeGroup:
     def _insert_deliveries(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
         deliveries, heads = [], []
         fronts: set[bytes] = set()
-        closed = self._closed()
+        closed = self._find_closed()
         for _, item in accepted:
             for planned in item.deliveries:
                 self.seq += 1
@@ -378,8 +378,8 @@ class IntakeGroup:
                 if lease is None:
                     self.made_due.add(to)
                     lease = (self.now, 0, 0, 0, None, None)
-                line = planned.subject_key or planned.id
-                heads.append((line, to, planned.id, item.event_id, self.seq, options, *lease))
+                queue_key = planned.subject_key or planned.id
+                heads.append((queue_key, to, planned.id, item.event_id, self.seq, options, *lease))
         for to, n in Counter([row[2] for row in deliveries]).items():
             self.counts[0, to, "pending"] += n
         DELIVERIES(self.connection, deliveries)
@@ -387,14 +387,14 @@ class IntakeGroup:
         if self.leased:
             self.connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (len(self.leased),))
 
-    def _closed(self) -> set[int]:
+    def _find_closed(self) -> set[int]:
         """Return the destinations of which nothing is leased on arrival: they are paused, failing, or held back."""
         if self.reserved is None or not self.reserved.seconds:
             return set()
         return {number for (number,) in self.connection.execute(CLOSED)}
 
     def _lease(self, delivery_id: bytes) -> tuple[Any, ...] | None:
-        """Lease a delivery that begins a line: what its head is made with, or None when nobody has room for it."""
+        """Lease a delivery that nothing waits before; returns columns of its head, None when nobody has room for it."""
         if self.reserved is None or (seconds := self.reserved.seconds.get(delivery_id)) is None:
             return None
         if not self.leased:
@@ -413,15 +413,10 @@ class IntakeGroup:
         return found is not None
 
 
-def _first(item: Item) -> Known:
-    """An event that has just come for the first time."""
-    return Known(item.event_id, item.body_hash, 0, 1, None, None)
-
-
 def import_keys(
     connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float
 ) -> int:
-    """Take keys as seen elsewhere; how many were new. They stand for no arrival of ours yet: `copies` is 0."""
+    """Take keys as seen elsewhere; returns how many were new. None of our arrivals had them yet: `copies` is 0."""
     until = now + int(keep * 1_000_000)
     rows = [(hash_, new_id(), UNSEEN, source_id, 0, now, now, until) for hash_ in dict.fromkeys(hashes)]
     return IMPORTED_KEYS(connection, rows)

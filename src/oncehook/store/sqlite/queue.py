@@ -1,6 +1,6 @@
 """The queue on SQLite: leases, settlements, and what becomes due next.
 
-Workers lease rows of `heads`, never rows of `deliveries`: one row stands for one (destination, source, subject), so two
+Workers lease rows of `heads`, never rows of `deliveries`: one row is for one (destination, source, subject), so two
 deliveries of a subject cannot be leased at once, and what waits behind a front costs a lease nothing. `due_at` is the
 next moment a worker may take a row: its due time, the end of its lease, or never while it is held.
 """
@@ -36,8 +36,8 @@ from oncehook.model import (
     Settlement,
     StoredEvent,
     Streak,
+    count_streaks,
     is_crash,
-    streaks,
     was_tried,
 )
 from oncehook.store.cipher import Cipher
@@ -48,8 +48,8 @@ from oncehook.store.sqlite.connection import (
     LookUp,
     Micros,
     Update,
+    clean_text,
     count,
-    kept,
     micros,
     moment,
     primary_code,
@@ -97,17 +97,17 @@ SELECT w.id, w.seq FROM (
 ) w CROSS JOIN events e ON e.id = w.event_id WHERE e.type = ?4 ORDER BY w.seq DESC LIMIT 1
 """
 TAKE: Final = Update(
-    "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto, worker",
+    "head, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto, worker",
     "UPDATE heads SET leased = 1, fence = v.fence, due_at = v.due_at, leased_at = v.leased_at, attempts = v.attempts,"
     " crashes = v.crashes, deaths = v.deaths, alone = v.alone, carries = v.carries, upto = v.upto, worker = v.worker"
-    " FROM v WHERE heads.rowid = v.line",
+    " FROM v WHERE heads.rowid = v.head",
 )
 SET_ASIDE: Final = Update(
-    "line, due_at, attempts, crashes, deaths",
+    "head, due_at, attempts, crashes, deaths",
     "UPDATE heads SET turn = 2, leased = 0, alone = 0, carries = NULL, upto = 0, due_at = v.due_at,"
-    " attempts = v.attempts, crashes = v.crashes, deaths = v.deaths FROM v WHERE heads.rowid = v.line",
+    " attempts = v.attempts, crashes = v.crashes, deaths = v.deaths FROM v WHERE heads.rowid = v.head",
 )
-PROLONG: Final = Update("line, due_at", "UPDATE heads SET due_at = v.due_at FROM v WHERE heads.rowid = v.line")
+PROLONG: Final = Update("head, due_at", "UPDATE heads SET due_at = v.due_at FROM v WHERE heads.rowid = v.head")
 ATTEMPTS: Final = Insert(
     "INSERT INTO attempts (delivery_id, fence, run, n, started_at, ended_at, outcome, category, status, error, answer)",
     11,
@@ -127,7 +127,6 @@ class Heartbeats:
         self._lock = threading.Lock()
 
     def begin(self, fence: int, until: Micros) -> None:
-        """A lease was given out."""
         with self._lock:
             self._until[fence] = until
 
@@ -139,18 +138,16 @@ class Heartbeats:
         return held
 
     def until(self, fence: int) -> Micros:
-        """Up to when this one is held; 0 for a lease that is not known here."""
+        """Return up to when this one is held; 0 for a lease that is not known here."""
         with self._lock:
             return self._until.get(fence, 0)
 
     def end(self, fences: Iterable[int]) -> None:
-        """These are over."""
         with self._lock:
             for fence in fences:
                 self._until.pop(fence, None)
 
     def end_all(self) -> None:
-        """Every lease is void."""
         with self._lock:
             self._until.clear()
 
@@ -181,7 +178,7 @@ class Leasing:
         self.expired: list[Expired] = []
 
     def lease(self, wants: Sequence[LeaseRequest]) -> list[Lease]:
-        """What each want may have now, in the order in which it became due."""
+        """Lease what each request may have now, in the order in which it became due."""
         leases = [lease for want in wants for lease in self._lease(want)]
         ATTEMPTS(self.connection, self.crashed)
         count(self.connection, self.now, self.counts)
@@ -192,7 +189,7 @@ class Leasing:
         """Lease these rows of `heads`, each as its want says, unless its destination is paused or its breaker open."""
         leases = []
         for row, want in wants:
-            limit, is_probe = self._allowed(want)
+            limit, is_probe = self._allow(want)
             if limit and not is_probe:
                 found = self.connection.execute(HEAD, (row,)).fetchone()
                 if (lease := self._take(want, found)) is not None:
@@ -206,7 +203,7 @@ class Leasing:
             self.connection.execute("UPDATE marks SET value = ? WHERE name = 'fence'", (self.fence,))
 
     def _lease(self, want: LeaseRequest) -> list[Lease]:
-        limit, is_probe = self._allowed(want)
+        limit, is_probe = self._allow(want)
         leases: list[Lease] = []
         # Rows that are prolonged or set aside leave the front of the queue: look again, so that they starve nobody.
         while (room := limit - len(leases)) > 0:
@@ -222,9 +219,9 @@ class Leasing:
             )
         return leases
 
-    def _allowed(self, want: LeaseRequest) -> tuple[int, bool]:
-        """How many, and whether that is a probe: nothing while the destination is paused or its breaker open, and one,
-        to see, when the breaker may close."""
+    def _allow(self, want: LeaseRequest) -> tuple[int, bool]:
+        """Return how many to lease, and whether that is a probe: nothing while the destination is paused or its breaker
+        open, and one, to see, when the breaker may close."""
         row = self.connection.execute(
             "SELECT paused_at, open_until FROM destination_state WHERE destination_id = ?", (want.destination_id,)
         ).fetchone()
@@ -249,13 +246,13 @@ class Leasing:
                 self.prolonged.append((row, until))
                 return None
             # Its holder is gone. The attempt is given back, and only a crash while it ran alone is held against it: in
-            # company any of them may have been the one (DESIGN.md 8.3).
+            # company any of them may have been the one (R36).
             self._note_crash(want.destination_id, carries or front_id, fence, attempts, leased_at, worker)
             attempts, crashes, deaths = attempts - 1, crashes + 1, deaths + alone
             if crashes > want.crash_tolerance and want.priority is not Priority.quarantined:
                 self.aside.append((row, self.now, attempts, crashes, deaths))
                 return None
-        carried, upto = (None, 0)
+        carried, upto = None, 0
         if more and options & (Options.coalesce_type | Options.coalesce_any):
             carried, upto = self._newest(queue_key, seq, options, event[3])
         if carried is not None:
@@ -292,8 +289,9 @@ class Leasing:
     def _note_crash(
         self, destination_id: int, delivery_id: bytes, fence: int, n: int, leased_at: Micros, worker: str | None
     ) -> None:
-        found = self.connection.execute("SELECT event_id, run FROM deliveries WHERE id = ?", (delivery_id,)).fetchone()
-        event_id, run = found
+        event_id, run = self.connection.execute(
+            "SELECT event_id, run FROM deliveries WHERE id = ?", (delivery_id,)
+        ).fetchone()
         self.crashed.append(
             (delivery_id, fence, run, n, leased_at, self.now, AttemptOutcome.crashed, None, None, None, None)
         )
@@ -312,7 +310,8 @@ class Leasing:
 
 
 def abandon_leases(connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats) -> None:
-    """Whoever held a lease when the file was opened is gone: it is due at once, and taken over as from a crash."""
+    """Make leases due that were held when the file was opened: their holder is gone, they are taken over as from a
+    crash."""
     heartbeats.end_all()
     for (fence,) in connection.execute("SELECT fence FROM heads WHERE leased"):
         heartbeats.begin(fence, now)
@@ -333,7 +332,7 @@ BECAME_OPEN: Final = "SELECT destination_id FROM destination_state WHERE open_un
 def next_due(
     connection: sqlite3.Connection, now: Micros, destination_ids: Sequence[int], since: Micros | None = None
 ) -> Outlook:
-    """Tell which of these have something to be leased now, and when the next will; see `Store.outlook`."""
+    """Tell which of these have something to be leased now, and when the next will; see `Store.next_due`."""
     due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
     first = NEVER
     for destination_id in destination_ids:
@@ -377,19 +376,19 @@ FAILED: Final = Update(
     " last_status = v.last_status, last_error = v.last_error FROM v WHERE deliveries.id = v.id",
 )
 LATER: Final = Update(
-    "line, due_at, attempts, turn",
+    "head, due_at, attempts, turn",
     "UPDATE heads SET leased = 0, alone = 0, carries = NULL, upto = 0, due_at = v.due_at, attempts = v.attempts,"
-    " turn = v.turn FROM v WHERE heads.rowid = v.line",
+    " turn = v.turn FROM v WHERE heads.rowid = v.head",
 )
 NEXT: Final = """
 SELECT id, event_id, seq, run, options, replay_id, coalesce((SELECT bulk FROM replays r WHERE r.id = replay_id), 0)
 FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2 ORDER BY seq LIMIT 1
 """
 PROMOTED: Final = Update(
-    "line, delivery_id, event_id, seq, run, options, replay_id, turn, due_at",
+    "head, delivery_id, event_id, seq, run, options, replay_id, turn, due_at",
     "UPDATE heads SET delivery_id = v.delivery_id, event_id = v.event_id, seq = v.seq, run = v.run,"
     " options = v.options, replay_id = v.replay_id, turn = v.turn, due_at = v.due_at, leased = 0, alone = 0,"
-    " carries = NULL, upto = 0, attempts = 0, crashes = 0, deaths = 0 FROM v WHERE heads.rowid = v.line",
+    " carries = NULL, upto = 0, attempts = 0, crashes = 0, deaths = 0 FROM v WHERE heads.rowid = v.head",
 )
 COVERED_OF_ANY: Final = """
 SELECT id, replay_id FROM deliveries
@@ -422,8 +421,6 @@ RANKS: Final = Insert(
 
 @dataclass(slots=True)
 class Head:
-    """A leased row of `heads`, as it stands."""
-
     row: int
     id: bytes
     fence: int
@@ -467,11 +464,10 @@ class SettlementRound:
         self.later: list[tuple[Any, ...]] = []
         self.replays_done: list[bytes] = []
         self.over: dict[int, tuple[Settlement, Head]] = {}
-        """Lines whose head is finished, by row."""
+        """Settlements that finished the head of their queue, by row."""
         self.promoted: dict[int, int] = {}
         """Of these, those where something waits, with its turn."""
         self.made_due: set[int] = set()
-        """Destinations for which something has become due."""
 
     def settle(self, settlements: Sequence[Settlement]) -> Settled:
         """End these leases; tells which were still ours, with leases on what comes next where that was asked for."""
@@ -485,12 +481,12 @@ class SettlementRound:
                 ours.append(settlement)
                 self._settle(settlement, head)
         self._write()
-        # After the heads went on: an event may join the very line that its delivery has just left.
+        # After the heads went on: an event may join the very queue that its delivery has just left.
         emits = [one for settlement in ours for one in settlement.emits]
         keep_emitted(self.connection, self.now, emits, self.cipher)
         for settlement in ours:
-            self.made_due |= settlement.reached
-        for destination_id, streak in streaks(ours).items():
+            self.made_due |= settlement.emitted_to
+        for destination_id, streak in count_streaks(ours).items():
             if _keep_streak(self.connection, self.now, destination_id, streak):
                 self.made_due.add(destination_id)
         for settlement in ours:
@@ -518,9 +514,9 @@ class SettlementRound:
         return leases
 
     def _heads(self, settlements: Sequence[Settlement]) -> dict[bytes, Head]:
-        """The leased rows among those that are named, by their line."""
-        lines = list({settlement.lease.queue_key for settlement in settlements})
-        return {line: Head(row, *columns) for row, line, *columns in HELD(self.connection, lines)}
+        """Return the leased rows among those that are named, by queue."""
+        keys = list({settlement.lease.queue_key for settlement in settlements})
+        return {key: Head(row, *columns) for row, key, *columns in HELD(self.connection, keys)}
 
     def _settle(self, settlement: Settlement, head: Head) -> None:
         if settlement.commit is not None:
@@ -557,10 +553,11 @@ class SettlementRound:
         if tried:
             self._note_attempt(settlement, head, finisher, run)
         self._note_end(settlement, finisher, head.attempts if tried else head.attempts - 1)
-        covered = [] if is_hold else self._covered(lease, head)
-        ended = [(finisher, self._replay_of(lease, head, finisher)), *covered]
+        covered = [] if is_hold else self._find_covered(lease, head)
+        replay_id = head.replay_id if finisher == head.id else lease.delivery.replay_id
+        ended = [(finisher, replay_id), *covered]
         self.coalesced += [(id_, status, self.now, finisher) for id_, _ in covered]
-        self.replayed += [(replay_id, id_, status) for id_, replay_id in ended if replay_id is not None]
+        self.replayed += [(replay, id_, status) for id_, replay in ended if replay is not None]
         self.counts[0, lease.delivery.destination_id, "pending"] -= len(ended)
         self.counts[0, lease.delivery.destination_id, status] += len(ended)
         self.counts[0, lease.delivery.destination_id, "succeeded" if settlement.what is Settle.done else "died"] += 1
@@ -571,13 +568,10 @@ class SettlementRound:
         if settlement.what is Settle.done and settlement.note != "stale":
             self._raise_rank(lease)
 
-    def _replay_of(self, lease: Lease, head: Head, delivery_id: bytes) -> bytes | None:
-        return head.replay_id if delivery_id == head.id else lease.delivery.replay_id
-
     def _note_attempt(self, settlement: Settlement, head: Head, delivery_id: bytes, run: int) -> None:
         evidence = settlement.evidence
         started_at = self.now - micros(settlement.duration)
-        answer = self.cipher.kept_answer(evidence.answer, delivery_id, head.fence)
+        answer = self.cipher.encrypt_answer(evidence.answer, delivery_id, head.fence)
         self.attempts.append(
             (
                 *(delivery_id, head.fence, run, head.attempts, started_at, self.now, settlement.what.value),
@@ -597,16 +591,16 @@ class SettlementRound:
             )
         )
 
-    def _covered(self, lease: Lease, head: Head) -> list[tuple[bytes, bytes | None]]:
-        """What else this attempt was for: the head, when it carried another, and all that waited then; with replays."""
+    def _find_covered(self, lease: Lease, head: Head) -> list[tuple[bytes, bytes | None]]:
+        """Return, with their replays, what else this attempt was for: the head, when it carried another, and all that
+        waited then."""
         if head.carries is None:
             return []
+        within = (lease.queue_key, head.seq, head.upto)
         if head.options & Options.coalesce_any:
-            found = self.connection.execute(COVERED_OF_ANY, (lease.queue_key, head.seq, head.upto)).fetchall()
+            found = self.connection.execute(COVERED_OF_ANY, within).fetchall()
         else:
-            found = self.connection.execute(
-                COVERED_OF_TYPE, (lease.queue_key, head.seq, head.upto, lease.event.type)
-            ).fetchall()
+            found = self.connection.execute(COVERED_OF_TYPE, (*within, lease.event.type)).fetchall()
         return [(head.id, head.replay_id), *[row for row in found if row[0] != lease.delivery.id]]
 
     def _raise_rank(self, lease: Lease) -> None:
@@ -630,18 +624,18 @@ class SettlementRound:
 
 def _error(settlement: Settlement) -> str | None:
     error = settlement.evidence.error
-    return None if error is None else kept(error)
+    return None if error is None else clean_text(error)
 
 
 def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[bytes, int, int]]) -> dict[int, int]:
-    """Let lines go on whose head is finished: the next that waits becomes the head, or the row goes.
+    """Let queues go on whose head is finished: the next that waits becomes the head, or the row goes.
 
-    `over`: line, row, and the head's number. Returns the rows that go on, with their turn.
+    `over`: queue, row, and the head's number. Returns the rows that go on, with their turn.
     """
     gone: list[int] = []
     promoted: list[tuple[Any, ...]] = []
-    for line, row, seq in over:
-        found = connection.execute(NEXT, (line, seq)).fetchone()
+    for queue_key, row, seq in over:
+        found = connection.execute(NEXT, (queue_key, seq)).fetchone()
         if found is None:
             gone.append(row)
         else:
@@ -652,14 +646,14 @@ def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[byte
 
 
 def note_replayed(connection: sqlite3.Connection, now: Micros, items: Sequence[tuple[Any, ...]]) -> list[bytes]:
-    """Items of replays that have come to their end: (replay, delivery, outcome). A replay ends with its last one;
-    returns those that do."""
+    """Note the end of items of replays: (replay, delivery, outcome). A replay ends with its last one; returns those
+    that do."""
     REPLAYED(connection, items)
     return [one for one in {item[0] for item in items} if finish_replay(connection, now, one)]
 
 
 def finish_replay(connection: sqlite3.Connection, now: Micros, replay_id: bytes) -> bool:
-    """Finish a replay of which nothing is left; says whether that is so."""
+    """Finish a replay of which nothing is left; returns whether that is so."""
     return connection.execute(FINISH_REPLAY, (replay_id, now)).rowcount == 1
 
 
@@ -705,19 +699,18 @@ def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: in
 
 
 def pause(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str, why: str) -> None:
-    """Hold a destination back, unless it is held back already; with its line in the audit log."""
+    """Hold a destination back, and audit it, unless it is held back already."""
     changed = connection.execute(
         "INSERT INTO destination_state (destination_id, paused_at, paused_by, paused_why) VALUES (?,?,?,?)"
         " ON CONFLICT DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by,"
         " paused_why = excluded.paused_why WHERE paused_at IS NULL",
-        (destination_id, now, kept(actor), kept(why)),
+        (destination_id, now, clean_text(actor), clean_text(why)),
     ).rowcount
     if changed:
         write_audit(connection, now, actor, "pause", destination_name(connection, destination_id), {"reason": why})
 
 
 def destination_name(connection: sqlite3.Connection, destination_id: int) -> str:
-    """What people call it."""
     row = connection.execute("SELECT name FROM destinations WHERE id = ?", (destination_id,)).fetchone()
     return str(destination_id) if row is None else str(row[0])
 
@@ -745,11 +738,9 @@ class Effect:
         self._connection: sqlite3.Connection | None = connection
 
     def execute(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
-        """As sqlite3's own."""
         return self._open(statement).execute(statement, parameters)
 
     def executemany(self, statement: str, parameters: Iterable[Any]) -> sqlite3.Cursor:
-        """As sqlite3's own."""
         return self._open(statement).executemany(statement, parameters)
 
     def _open(self, statement: str) -> sqlite3.Connection:
@@ -767,12 +758,11 @@ class Effect:
         return self._connection
 
     def close(self) -> None:
-        """The call is over."""
         self._connection = None
 
 
 def run_effect(connection: sqlite3.Connection, settlement: Settlement) -> None:
-    """Run a handler's effect in the transaction that settles. What it raises is its own, and takes only this back."""
+    """Run a handler's effect in the transaction that settles. What it raises undoes only this settlement."""
     assert settlement.commit is not None
     effect = Effect(connection)
     try:
@@ -780,7 +770,7 @@ def run_effect(connection: sqlite3.Connection, settlement: Settlement) -> None:
     except BaseException as error:
         if isinstance(error, sqlite3.Error) and primary_code(error) not in _OWN_CODES:
             raise
-        # Neither of these can be handed to who waits for the commit: the first would end his loop, the second itself.
+        # Neither of these can be handed to who waits for the commit: the first would end the loop, the second itself.
         if not isinstance(error, Exception) or isinstance(error, StopIteration):
             raise EffectFailed(RuntimeError(f"The commit function raised {error!r}.")) from error
         raise EffectFailed(error) from error

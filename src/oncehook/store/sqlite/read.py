@@ -56,7 +56,7 @@ from oncehook.model import (
     StoredWorker,
     last_delivery_of,
 )
-from oncehook.store.audit import Ends, Line, check_chain
+from oncehook.store.audit import ChainEntry, Ends, check_chain
 from oncehook.store.base import KEPT_ARRIVALS, MOST_DECRYPTED, MOST_DECRYPTED_BYTES, NameIds
 from oncehook.store.checks import LEVELS, Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
@@ -105,10 +105,8 @@ WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
 """
 
 
-def asked(clauses: Sequence[Clause] | None) -> str | None:
-    """Clauses as the one parameter that SAYS takes."""
-    if clauses is None:
-        return None
+def encode_clauses(clauses: Sequence[Clause]) -> str:
+    """Write clauses as the one parameter that SAYS takes."""
     return json.dumps(
         [
             {"path": clause.path, "sign": clause.sign, "value": clause.value, "number": clause.number}
@@ -131,11 +129,11 @@ WHERE e.id = ?
 """
 )
 
-# A held head is rightly dead; every other head is pending, and none of its line comes before it.
+# A held head is rightly dead; every other head is pending, and none of its queue comes before it.
 MISPLACED: Final = """
 SELECT count(*) FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id LEFT JOIN (
-  SELECT coalesce(subject_key, id) AS line, min(seq) AS first FROM deliveries WHERE status = 'pending' GROUP BY 1
-) p ON p.line = h.subject_key
+  SELECT coalesce(subject_key, id) AS queue_key, min(seq) AS first FROM deliveries WHERE status = 'pending' GROUP BY 1
+) p ON p.queue_key = h.subject_key
 WHERE h.seq IS NOT d.seq OR p.first < h.seq OR d.status IS NOT 'pending' AND h.due_at < 1 << 62
 """
 
@@ -151,103 +149,7 @@ SELECT CASE WHEN substr(value, 1, 5) = x'ff4f484501' THEN substr(value, 6, 4) EN
 """
 
 
-class SqliteReader:
-    """A few threads, each with a read-only connection, opened when first needed."""
-
-    def __init__(self, path: Path, cipher: Cipher, *, threads: int = 2) -> None:
-        self.path = path
-        self.cipher = cipher
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="oncehook-reader")
-        self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
-
-    async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Call a function with a connection, on a reading thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, function)
-
-    def stop_reading(self) -> None:
-        """Finish what runs and close the connections."""
-        self._threads.shutdown(wait=True)
-        for connection in self._connections:
-            connection.close()
-
-    def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            with _snapshot(self._connection()) as connection:
-                return function(connection)
-        except sqlite3.Error as error:
-            raise StoreUnavailable(f"The store could not be read: {error}") from error
-
-    def _connection(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = sqlite3.connect(
-                f"{self.path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-            )
-            teach(connection, self.cipher)
-            self._local.connection = connection
-            self._connections.append(connection)
-        return connection
-
-    async def numbers(self) -> NameIds:
-        """The numbers of all names that have one."""
-        return await self.read(numbers)
-
-    async def get_event(self, event_id: bytes) -> EventDetails | None:
-        row = await self.read(lambda c: c.execute(_EVENT, (event_id,)).fetchone())
-        if row is None:
-            return None
-        *columns, batch_id, copies, same_as = row
-        batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
-        event = EventDetails(*convert_event(columns), batch_id=batch_id, copies=copies, same_as=same_as)
-        return self.cipher.read_event(event)
-
-    def now(self) -> Micros:
-        """The time by which windows are measured. Who only reads has no better one than this machine's."""
-        return int(clock.now() * 1_000_000)
-
-    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
-        rows = await self.read(lambda c: c.execute(KEPT, (event_id, KEPT_ARRIVALS)).fetchall())
-        kept = [
-            StoredArrival(
-                ArrivalId(id_), EventId(of), Outcome(outcome), moment(at), head, body, batch and ArrivalId(batch)
-            )
-            for id_, of, outcome, at, head, body, batch in rows
-        ]
-        return [self.cipher.read_arrival(one) for one in kept]
-
-    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
-        row: tuple[bytes, bytes] | None = await self.read(
-            lambda c: c.execute("SELECT head, body FROM batches WHERE id = ?", (batch_id,)).fetchone()
-        )
-        return None if row is None else self.cipher.read_batch(batch_id, *row)
-
-    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
-        rows = await self.read(
-            lambda c: c.execute(
-                "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT ?", (limit,)
-            ).fetchall()
-        )
-        return [Rejection(r[0], moment(r[1]), *r[2:]) for r in rows]
-
-    async def figures(self, since: datetime | None = None) -> Figures:
-        start = 0 if since is None else int((since - EPOCH).total_seconds() * 1_000_000) // MINUTE * MINUTE
-        rows = await self.read(
-            lambda c: c.execute(
-                "SELECT s.name, d.name, c.what, sum(c.n) FROM counters c LEFT JOIN sources s ON s.id = c.source_id"
-                " LEFT JOIN destinations d ON d.id = c.destination_id WHERE c.minute >= ? GROUP BY 1, 2, 3",
-                (start,),
-            ).fetchall()
-        )
-        return Figures.of(rows)
-
-    async def check(self) -> list[Check]:
-        """The conservation laws over one snapshot, and the file's own integrity."""
-        return await self.read(lambda c: [*_check(c), *encryption(c.execute(_KEY_IDS), self.cipher)])
-
-
-def numbers(connection: sqlite3.Connection) -> NameIds:
-    """The numbers of all names that have one."""
+def read_name_ids(connection: sqlite3.Connection) -> NameIds:
     return NameIds(
         dict(connection.execute("SELECT name, id FROM sources")),
         dict(connection.execute("SELECT name, id FROM destinations")),
@@ -256,7 +158,7 @@ def numbers(connection: sqlite3.Connection) -> NameIds:
 
 @contextlib.contextmanager
 def _snapshot(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All that is read in here is of one moment."""
+    """Let everything that is read inside be of one moment."""
     connection.execute("BEGIN")
     try:
         yield connection
@@ -291,8 +193,8 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
         "the database file is intact" if integrity == "ok" else str(integrity),
         "Restore a backup.",
     )
-    ends = chain_ends(connection)
-    return [intact, *conservation(tally), check_chain(ends, chained(connection, ends))]
+    ends = Ends(*connection.execute("SELECT n, hash, pruned, pruned_hash, since FROM audit_chain").fetchone())
+    return [intact, *conservation(tally), check_chain(ends, read_chain(connection, ends))]
 
 
 LOOKED_AT: Final = 20_000
@@ -316,41 +218,33 @@ _UNFINISHED: Final = frozenset({DeliveryStatus.pending, DeliveryStatus.dead, Del
 
 # -- ways to get at rows, newest first, between two ids --------------------------------------------
 
-# `status <> 'done'` lets SQLite use the partial index.
-_UNFINISHED_ONES: Final = (
-    "SELECT id FROM deliveries WHERE status <> 'done' AND status = :kept AND id >= :low AND id < :high ORDER BY id DESC"
-)
-_LEASED_ONES: Final = (
-    "SELECT id FROM (SELECT delivery_id AS id FROM heads WHERE leased UNION"
-    " SELECT carries FROM heads WHERE leased AND carries IS NOT NULL) WHERE id >= :low AND id < :high ORDER BY id DESC"
-)
-_REPLAYED_ONES: Final = (
-    "SELECT delivery_id AS id FROM replay_items WHERE replay_id = :replay_id"
-    " AND delivery_id >= :low AND delivery_id < :high ORDER BY delivery_id DESC"
-)
 _LOOK: Final = " LIMIT :looked_at"
 _DELIVERIES: Final = {
     "all": "SELECT id FROM deliveries WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
-    "unfinished": _UNFINISHED_ONES + _LOOK,
-    "leased": _LEASED_ONES + _LOOK,
-    "replay": _REPLAYED_ONES + _LOOK,
+    # `status <> 'done'` lets SQLite use the partial index.
+    "unfinished": "SELECT id FROM deliveries WHERE status <> 'done' AND status = :kept AND id >= :low AND id < :high"
+    " ORDER BY id DESC" + _LOOK,
+    "leased": "SELECT id FROM (SELECT delivery_id AS id FROM heads WHERE leased UNION SELECT carries FROM heads"
+    " WHERE leased AND carries IS NOT NULL) WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
+    "replay": "SELECT delivery_id AS id FROM replay_items WHERE replay_id = :replay_id"
+    " AND delivery_id >= :low AND delivery_id < :high ORDER BY delivery_id DESC" + _LOOK,
     "subject": "SELECT w.id FROM events x CROSS JOIN deliveries w ON w.id > x.id"
     " AND w.id <= CAST(substr(x.id, 1, 13) || x'ffffff' AS BLOB)"
     " WHERE x.subject = :subject AND x.id >= :low_event AND x.id < :high AND w.id >= :low AND w.id < :high"
     " ORDER BY w.id DESC" + _LOOK,
 }
+_OF_EVENTS: Final = "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM ("
 # The last three may name an event more than once; who reads them folds that.
 _EVENTS: Final = {
     "all": "SELECT id FROM events WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
     "source": "SELECT id FROM events WHERE source_id = :source_id AND id >= :low AND id < :high ORDER BY id DESC"
     + _LOOK,
     "subject": "SELECT id FROM events WHERE subject = :subject AND id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
-    "unfinished": "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM (" + _UNFINISHED_ONES + _LOOK + ")",
-    "leased": "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM (" + _LEASED_ONES + _LOOK + ")",
-    "replay": "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM (" + _REPLAYED_ONES + _LOOK + ")",
+    "unfinished": _OF_EVENTS + _DELIVERIES["unfinished"] + ")",
+    "leased": _OF_EVENTS + _DELIVERIES["leased"] + ")",
+    "replay": _OF_EVENTS + _DELIVERIES["replay"] + ")",
 }
 _FAR: Final = " OFFSET :looked_at - 1"
-"""Behind the LIMIT of a way: the last row that it looks at, when it looks at that many."""
 
 # -- what must hold ------------------------------------------------------------------------------
 
@@ -411,7 +305,7 @@ SELECT d.id, d.event_id, s.name, t.name, e.type, e.key, e.subject, d.status, d.n
        h.delivery_id, h.carries, h.leased, h.due_at, h.attempts, d.seq
 FROM (
 """
-_MEANT: Final = """
+_SELECTED: Final = """
 SELECT d.id, d.seq, CASE WHEN d.status = 'pending' AND h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
        THEN 'leased' ELSE d.status END, t.name, e.received_at, d.note
 FROM (
@@ -421,59 +315,6 @@ SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.mark
        length(e.body) - CASE WHEN substr(e.body, 1, 5) = x'ff4f484501' THEN 49 ELSE 0 END, coalesce(c.n, 1)
 FROM (
 """
-SHOW_DELIVERIES: Final = {
-    "all": _SHOWN + _DELIVERIES["all"] + _DELIVERY_MATCHES,
-    "unfinished": _SHOWN + _DELIVERIES["unfinished"] + _DELIVERY_MATCHES,
-    "leased": _SHOWN + _DELIVERIES["leased"] + _DELIVERY_MATCHES,
-    "replay": _SHOWN + _DELIVERIES["replay"] + _DELIVERY_MATCHES,
-    "subject": _SHOWN + _DELIVERIES["subject"] + _DELIVERY_MATCHES,
-    "all, body": _SHOWN + _DELIVERIES["all"] + _DELIVERY_MATCHES + SAYS,
-    "unfinished, body": _SHOWN + _DELIVERIES["unfinished"] + _DELIVERY_MATCHES + SAYS,
-    "leased, body": _SHOWN + _DELIVERIES["leased"] + _DELIVERY_MATCHES + SAYS,
-    "replay, body": _SHOWN + _DELIVERIES["replay"] + _DELIVERY_MATCHES + SAYS,
-    "subject, body": _SHOWN + _DELIVERIES["subject"] + _DELIVERY_MATCHES + SAYS,
-}
-MEAN_DELIVERIES: Final = {
-    "all": _MEANT + _DELIVERIES["all"] + _DELIVERY_MATCHES,
-    "unfinished": _MEANT + _DELIVERIES["unfinished"] + _DELIVERY_MATCHES,
-    "leased": _MEANT + _DELIVERIES["leased"] + _DELIVERY_MATCHES,
-    "replay": _MEANT + _DELIVERIES["replay"] + _DELIVERY_MATCHES,
-    "subject": _MEANT + _DELIVERIES["subject"] + _DELIVERY_MATCHES,
-    "all, body": _MEANT + _DELIVERIES["all"] + _DELIVERY_MATCHES + SAYS,
-    "unfinished, body": _MEANT + _DELIVERIES["unfinished"] + _DELIVERY_MATCHES + SAYS,
-    "leased, body": _MEANT + _DELIVERIES["leased"] + _DELIVERY_MATCHES + SAYS,
-    "replay, body": _MEANT + _DELIVERIES["replay"] + _DELIVERY_MATCHES + SAYS,
-    "subject, body": _MEANT + _DELIVERIES["subject"] + _DELIVERY_MATCHES + SAYS,
-}
-LIST_EVENTS: Final = {
-    "all": _LISTED + _EVENTS["all"] + _EVENT_MATCHES,
-    "source": _LISTED + _EVENTS["source"] + _EVENT_MATCHES,
-    "subject": _LISTED + _EVENTS["subject"] + _EVENT_MATCHES,
-    "unfinished": _LISTED + _EVENTS["unfinished"] + _EVENT_MATCHES,
-    "leased": _LISTED + _EVENTS["leased"] + _EVENT_MATCHES,
-    "replay": _LISTED + _EVENTS["replay"] + _EVENT_MATCHES,
-    "all, body": _LISTED + _EVENTS["all"] + _EVENT_MATCHES + SAYS,
-    "source, body": _LISTED + _EVENTS["source"] + _EVENT_MATCHES + SAYS,
-    "subject, body": _LISTED + _EVENTS["subject"] + _EVENT_MATCHES + SAYS,
-    "unfinished, body": _LISTED + _EVENTS["unfinished"] + _EVENT_MATCHES + SAYS,
-    "leased, body": _LISTED + _EVENTS["leased"] + _EVENT_MATCHES + SAYS,
-    "replay, body": _LISTED + _EVENTS["replay"] + _EVENT_MATCHES + SAYS,
-}
-FAR_DELIVERY: Final = {
-    "all": _DELIVERIES["all"] + _FAR,
-    "unfinished": _DELIVERIES["unfinished"] + _FAR,
-    "leased": _DELIVERIES["leased"] + _FAR,
-    "replay": _DELIVERIES["replay"] + _FAR,
-    "subject": _DELIVERIES["subject"] + _FAR,
-}
-FAR_EVENT: Final = {
-    "all": _EVENTS["all"] + _FAR,
-    "source": _EVENTS["source"] + _FAR,
-    "subject": _EVENTS["subject"] + _FAR,
-    "unfinished": _UNFINISHED_ONES + _LOOK + _FAR,
-    "leased": _LEASED_ONES + _LOOK + _FAR,
-    "replay": _REPLAYED_ONES + _LOOK + _FAR,
-}
 
 # How many rows a way brings, and how many of them before their bodies are more than a page looks into.
 _WEIGH: Final = """
@@ -481,20 +322,42 @@ SELECT count(*), count(*) FILTER (WHERE upto <= :looked_into)
 FROM (SELECT sum(length(e.body)) OVER (ORDER BY f.id DESC ROWS UNBOUNDED PRECEDING) AS upto FROM (
 """
 _WEIGHED: Final = ") f CROSS JOIN events e ON e.id = CAST(substr(f.id, 1, 13) || x'000000' AS BLOB))"
-WEIGH_DELIVERIES: Final = {
-    "all": _WEIGH + _DELIVERIES["all"] + _WEIGHED,
-    "unfinished": _WEIGH + _DELIVERIES["unfinished"] + _WEIGHED,
-    "leased": _WEIGH + _DELIVERIES["leased"] + _WEIGHED,
-    "replay": _WEIGH + _DELIVERIES["replay"] + _WEIGHED,
-    "subject": _WEIGH + _DELIVERIES["subject"] + _WEIGHED,
-}
-WEIGH_EVENTS: Final = {
-    "all": _WEIGH + _EVENTS["all"] + _WEIGHED,
-    "source": _WEIGH + _EVENTS["source"] + _WEIGHED,
-    "subject": _WEIGH + _EVENTS["subject"] + _WEIGHED,
-    "unfinished": _WEIGH + _EVENTS["unfinished"] + _WEIGHED,
-    "leased": _WEIGH + _EVENTS["leased"] + _WEIGHED,
-    "replay": _WEIGH + _EVENTS["replay"] + _WEIGHED,
+
+
+@dataclass(slots=True, frozen=True)
+class ListStatements:
+    """The statements of a list that one index serves."""
+
+    LIST: str
+    FAR: str
+    """The last row that a page looked at, when it looked at as many as it may."""
+    WEIGH: str
+    SELECT: str = ""
+    """Everything that a replay or a discard needs of deliveries."""
+
+
+def _list_deliveries(rows: str, says: str = "") -> ListStatements:
+    return ListStatements(
+        LIST=_SHOWN + rows + _DELIVERY_MATCHES + says,
+        FAR=rows + _FAR,
+        WEIGH=_WEIGH + rows + _WEIGHED,
+        SELECT=_SELECTED + rows + _DELIVERY_MATCHES + says,
+    )
+
+
+def _list_events(rows: str, looked_at: str, says: str = "") -> ListStatements:
+    return ListStatements(
+        LIST=_LISTED + rows + _EVENT_MATCHES + says, FAR=looked_at + _FAR, WEIGH=_WEIGH + rows + _WEIGHED
+    )
+
+
+# Statements that look into bodies are others, and cost the rest nothing.
+DELIVERIES: Final = {name: _list_deliveries(rows) for name, rows in _DELIVERIES.items()}
+DELIVERIES_BY_BODY: Final = {name: _list_deliveries(rows, SAYS) for name, rows in _DELIVERIES.items()}
+_DELIVERIES_LOOKED_AT: Final = {name: _DELIVERIES[name] for name in ("unfinished", "leased", "replay")}
+EVENTS: Final = {name: _list_events(rows, _DELIVERIES_LOOKED_AT.get(name, rows)) for name, rows in _EVENTS.items()}
+EVENTS_BY_BODY: Final = {
+    name: _list_events(rows, _DELIVERIES_LOOKED_AT.get(name, rows), SAYS) for name, rows in _EVENTS.items()
 }
 
 
@@ -502,53 +365,56 @@ WEIGH_EVENTS: Final = {
 class Question:
     """A filter as parameters, and the way to get at what it means."""
 
-    way: str
+    way: ListStatements
     values: dict[str, Any]
 
-    @property
-    def statement(self) -> str:
-        """Its name among the statements: those that look into bodies are others, and cost the rest nothing."""
-        return self.way if self.values["clauses"] is None else f"{self.way}, body"
+
+def _delivery_question(name: str, values: dict[str, Any]) -> Question:
+    return Question((DELIVERIES if values["clauses"] is None else DELIVERIES_BY_BODY)[name], values)
+
+
+def _event_question(name: str, values: dict[str, Any]) -> Question:
+    return Question((EVENTS if values["clauses"] is None else EVENTS_BY_BODY)[name], values)
 
 
 def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes | None = None) -> Question:
-    """How to find the deliveries that a filter means. Its `ids` are asked for one by one: see `one_of`."""
+    """Choose how to find the deliveries of a filter. Its `ids` are asked for one by one: see `one_of`."""
     values = _values(connection, filter)
     low, high = _bounds(connection, filter, before)
     if filter.event_id is not None:
         low, high = max(low, filter.event_id), min(high, last_delivery_of(filter.event_id) + b"\x00")
     values |= {"low": low, "low_event": low[:EVENT_BYTES], "high": high, "looked_at": LOOKED_AT}
     if filter.event_id is not None:
-        return Question("all", values)
-    return Question(_way(filter) or ("subject" if filter.subject is not None else "all"), values)
+        return _delivery_question("all", values)
+    return _delivery_question(_way(filter) or ("subject" if filter.subject is not None else "all"), values)
 
 
 def one_of(question: Question, delivery_id: bytes) -> Question | None:
-    """The same question about one delivery; None when that is out of its bounds."""
+    """Return the same question about one delivery; None when that is out of its bounds."""
     if not question.values["low"] <= delivery_id < question.values["high"]:
         return None
-    return Question("all", question.values | {"low": delivery_id, "high": delivery_id + b"\x00"})
+    return _delivery_question("all", question.values | {"low": delivery_id, "high": delivery_id + b"\x00"})
 
 
 def ask_events(connection: sqlite3.Connection, filter: Filter, before: bytes | None = None) -> Question:
-    """How to find the events that a filter means."""
     values = _values(connection, filter)
     low, high = _bounds(connection, filter, before)
     if filter.event_id is not None:
         low, high = max(low, filter.event_id), min(high, filter.event_id + b"\x00")
     values |= {"low": low, "high": high, "looked_at": LOOKED_AT}
     if filter.event_id is not None:
-        return Question("all", values)
+        return _event_question("all", values)
     if filter.subject is not None:
-        return Question("subject", values)
-    return Question(_way(filter) or ("source" if filter.source is not None else "all"), values)
+        return _event_question("subject", values)
+    return _event_question(_way(filter) or ("source" if filter.source is not None else "all"), values)
 
 
-def weigh(connection: sqlite3.Connection, question: Question, statement: str) -> None:
+def weigh(connection: sqlite3.Connection, question: Question) -> None:
     """Have a page look at fewer rows where their bodies are too large to look into all of them."""
     if question.values["clauses"] is None:
         return
-    there, fitting = connection.execute(statement, question.values | {"looked_into": LOOKED_INTO}).fetchone()
+    way = question.way
+    there, fitting = connection.execute(way.WEIGH, question.values | {"looked_into": LOOKED_INTO}).fetchone()
     if fitting < there:
         question.values["looked_at"] = max(fitting, 1)
 
@@ -562,7 +428,7 @@ def _way(filter: Filter) -> str | None:
 
 
 def _bounds(connection: sqlite3.Connection, filter: Filter, before: bytes | None) -> tuple[bytes, bytes]:
-    """Ids begin with their time: between these two is all that the filter can mean."""
+    """Return the ids between which a filter can match anything: ids begin with their time."""
     low = _FIRST if filter.since is None else id_floor(to_micros(filter.since) // 1000 - SLACK)
     high = LAST
     if filter.until is not None and ids_keep_time(connection):
@@ -571,28 +437,28 @@ def _bounds(connection: sqlite3.Connection, filter: Filter, before: bytes | None
 
 
 def ids_keep_time(connection: sqlite3.Connection) -> bool:
-    """Whether ids can be believed not to run ahead. They never run back, so they do after a clock was set back."""
+    """Tell whether ids do not run ahead of the clock. They never run back, so they do after a clock was set back."""
     newest = connection.execute("SELECT id FROM events ORDER BY id DESC LIMIT 1").fetchone()
     return newest is None or newest[0] < id_floor(int(clock.now() * 1000) + SLACK)
 
 
 def id_floor(milliseconds: int) -> bytes:
-    """Smaller than every id made at this time or later, and greater than all before."""
+    """Return what is smaller than every id made at this time or later, and greater than all before."""
     return min(max(milliseconds, 0), (1 << 48) - 1).to_bytes(6)
 
 
-def numbers_of(connection: sqlite3.Connection, sources: Collection[str]) -> str:
-    """The numbers of these sources as one text to look in: `,1,5,`. A list would be a scan in every plan."""
-    found = [_number(connection, "SELECT id FROM sources WHERE name = ?", name) for name in sources]
+def encode_sources(connection: sqlite3.Connection, sources: Collection[str]) -> str:
+    """Write the ids of these sources as one text to look in: `,1,5,`. A list would be a scan in every plan."""
+    found = [_find_id(connection, "SELECT id FROM sources WHERE name = ?", name) for name in sources]
     return f",{','.join(map(str, found))},"
 
 
 def _values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
     lowest_code, highest_code = _codes(filter.code)
     values = {
-        "source_id": _number(connection, "SELECT id FROM sources WHERE name = ?", filter.source),
-        "sources": None if filter.sources is None else numbers_of(connection, filter.sources),
-        "destination_id": _number(connection, "SELECT id FROM destinations WHERE name = ?", filter.destination),
+        "source_id": _find_id(connection, "SELECT id FROM sources WHERE name = ?", filter.source),
+        "sources": None if filter.sources is None else encode_sources(connection, filter.sources),
+        "destination_id": _find_id(connection, "SELECT id FROM destinations WHERE name = ?", filter.destination),
         "type": None if filter.type is None else filter.type.replace("[", "[[]"),
         "subject": filter.subject,
         "key": filter.key,
@@ -610,15 +476,15 @@ def _values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
         "replay_id": filter.replay_id,
         "replayed": filter.is_replayed or None,
         "text": None if filter.text is None else "%" + _like(filter.text) + "%",
-        "clauses": asked(filter.body),
+        "clauses": None if filter.body is None else encode_clauses(filter.body),
     }
     of_deliveries = "destination_id status category note lowest_code above below replay_id replayed"
     values["asks_deliveries"] = any(values[name] is not None for name in of_deliveries.split())
     return values
 
 
-def _number(connection: sqlite3.Connection, statement: str, name: str | None) -> int | None:
-    """The number of a name; one that nobody has for a name that is not known."""
+def _find_id(connection: sqlite3.Connection, statement: str, name: str | None) -> int | None:
+    """Return the id of a name; one that nobody has for a name that is not known."""
     if name is None:
         return None
     row = connection.execute(statement, (name,)).fetchone()
@@ -626,7 +492,7 @@ def _number(connection: sqlite3.Connection, statement: str, name: str | None) ->
 
 
 def _codes(code: str | None) -> tuple[int | None, int | None]:
-    """The status codes that `503` or `5xx` means."""
+    """Return the lowest and the highest status code that `503` or `5xx` means."""
     if code is None:
         return None, None
     lowest, highest = code.lower().replace("x", "0"), code.lower().replace("x", "9")
@@ -640,28 +506,28 @@ def _like(text: str) -> str:
 # -- answers -------------------------------------------------------------------------------------
 
 
-def meant(
+def select_deliveries(
     connection: sqlite3.Connection, filter: Filter, *, decrypts: bool = False
 ) -> Iterator[tuple[bytes, int, str, str, int, str | None]]:
-    """All deliveries that a filter means, however many: id, seq, status, destination, received at, note.
+    """Yield all deliveries of a filter, however many: id, seq, status, destination, received at, note.
 
     `decrypts`: bodies may be encrypted; raises QueryTooWide where that would take too long.
     """
     asked = ask_deliveries(connection, filter)
     if decrypts and asked.values["clauses"] is not None and filter.ids is None:
         look = {"looked_at": MOST_DECRYPTED + 1, "looked_into": MOST_DECRYPTED_BYTES}
-        there, fitting = connection.execute(WEIGH_DELIVERIES[asked.way], asked.values | look).fetchone()
+        way = asked.way
+        there, fitting = connection.execute(way.WEIGH, asked.values | look).fetchone()
         if there > MOST_DECRYPTED or fitting < there:
             raise QueryTooWide
     questions = [asked] if filter.ids is None else [one_of(asked, one) for one in dict.fromkeys(filter.ids)]
     for question in questions:
         if question is not None:
-            everything = question.values | {"looked_at": EVERYTHING}
-            yield from connection.execute(MEAN_DELIVERIES[question.statement], everything)
+            way = question.way
+            yield from connection.execute(way.SELECT, question.values | {"looked_at": EVERYTHING})
 
 
-def shown(row: tuple[Any, ...]) -> StoredDelivery:
-    """A row of `SHOW_DELIVERIES` as it is shown."""
+def read_delivery(row: tuple[Any, ...]) -> StoredDelivery:
     id_, event_id, source, destination, type_, key, subject, status, note, run, attempts, *rest = row
     category, last_status, last_error, received_at, settled_at, last_replay_at, replay_id, reason, *head, _seq = rest
     head_id, carries, leased, due_at, head_attempts = head
@@ -733,7 +599,7 @@ SELECT r.id, r.state, r.about, r.actor, r.reason, r.bulk, r.rate, r.planned, r.c
         AND outcome = 'skipped')
 FROM replays r
 """
-STANDING: Final = """
+LEVELS_OF: Final = """
 SELECT d.name, s.paused_at, s.paused_by, s.paused_why, coalesce(s.failures, 0), s.open_until,
        (SELECT count(*) FROM heads WHERE leased AND destination_id = d.id),
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 0 AND due_at <= ?1 AND NOT leased
@@ -771,8 +637,99 @@ GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 
-class WorkReader(SqliteReader):
-    """The verbs of `Store` that only look at the work."""
+class SqliteReader:
+    """A few threads, each with a read-only connection, opened when first needed."""
+
+    def __init__(self, path: Path, cipher: Cipher, *, threads: int = 2) -> None:
+        self.path = path
+        self.cipher = cipher
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="oncehook-reader")
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+
+    async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call a function with a connection, on a reading thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, function)
+
+    def stop_reading(self) -> None:
+        self._threads.shutdown(wait=True)
+        for connection in self._connections:
+            connection.close()
+
+    def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            with _snapshot(self._connection()) as connection:
+                return function(connection)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"The store could not be read: {error}") from error
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(
+                f"{self.path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            )
+            teach(connection, self.cipher)
+            self._local.connection = connection
+            self._connections.append(connection)
+        return connection
+
+    async def name_ids(self) -> NameIds:
+        return await self.read(read_name_ids)
+
+    async def get_event(self, event_id: bytes) -> EventDetails | None:
+        row = await self.read(lambda c: c.execute(_EVENT, (event_id,)).fetchone())
+        if row is None:
+            return None
+        *columns, batch_id, copies, same_as = row
+        batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
+        event = EventDetails(*convert_event(columns), batch_id=batch_id, copies=copies, same_as=same_as)
+        return self.cipher.read_event(event)
+
+    def now(self) -> Micros:
+        """Return the time by which windows are measured. Who only reads has no better one than this machine's."""
+        return int(clock.now() * 1_000_000)
+
+    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
+        rows = await self.read(lambda c: c.execute(KEPT, (event_id, KEPT_ARRIVALS)).fetchall())
+        kept = [
+            StoredArrival(
+                ArrivalId(id_), EventId(of), Outcome(outcome), moment(at), head, body, batch and ArrivalId(batch)
+            )
+            for id_, of, outcome, at, head, body, batch in rows
+        ]
+        return [self.cipher.read_arrival(one) for one in kept]
+
+    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
+        row: tuple[bytes, bytes] | None = await self.read(
+            lambda c: c.execute("SELECT head, body FROM batches WHERE id = ?", (batch_id,)).fetchone()
+        )
+        return None if row is None else self.cipher.read_batch(batch_id, *row)
+
+    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
+        rows = await self.read(
+            lambda c: c.execute(
+                "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT ?", (limit,)
+            ).fetchall()
+        )
+        return [Rejection(r[0], moment(r[1]), *r[2:]) for r in rows]
+
+    async def figures(self, since: datetime | None = None) -> Figures:
+        start = 0 if since is None else int((since - EPOCH).total_seconds() * 1_000_000) // MINUTE * MINUTE
+        rows = await self.read(
+            lambda c: c.execute(
+                "SELECT s.name, d.name, c.what, sum(c.n) FROM counters c LEFT JOIN sources s ON s.id = c.source_id"
+                " LEFT JOIN destinations d ON d.id = c.destination_id WHERE c.minute >= ? GROUP BY 1, 2, 3",
+                (start,),
+            ).fetchall()
+        )
+        return Figures.of(rows)
+
+    async def check(self) -> list[Check]:
+        """Check the conservation laws over one snapshot, and the file's own integrity."""
+        return await self.read(lambda c: [*_check(c), *encryption(c.execute(_KEY_IDS), self.cipher)])
+
+    # -- work ----------------------------------------------------------------------------------
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
         return await self.read(lambda c: _find_events(c, filter, before, limit))
@@ -787,18 +744,17 @@ class WorkReader(SqliteReader):
 
     async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
         rows = await self.read(lambda c: c.execute(ATTEMPTS, (delivery_id,)).fetchall())
-        return [self.cipher.read_attempt(_attempt(row)) for row in rows]
+        return [self.cipher.read_attempt(_read_attempt(row)) for row in rows]
 
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         return await self.read(lambda c: _subject_of(c, delivery_id, around))
 
     async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
         def read(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-            numbers = None if sources is None else numbers_of(connection, sources)
-            return connection.execute(DEAD, (destination, _CAUSES_OF, numbers)).fetchall()
+            asked = None if sources is None else encode_sources(connection, sources)
+            return connection.execute(DEAD, (destination, _CAUSES_OF, asked)).fetchall()
 
-        rows = await self.read(read)
-        return _causes(rows)
+        return _group_causes(await self.read(read))
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
         at = self.now()  # before it looks: what dies meanwhile was not seen
@@ -813,7 +769,7 @@ class WorkReader(SqliteReader):
                 REPLAY + "WHERE ?1 IS NULL OR r.id < ?1 ORDER BY r.id DESC LIMIT ?2", (before, limit + 1)
             ).fetchall()
         )
-        return _page([_replay(row) for row in rows], limit)
+        return _make_page([_read_replay(row) for row in rows], limit)
 
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         now = self.now()
@@ -888,7 +844,6 @@ class WorkReader(SqliteReader):
 
 
 def get_delivery(connection: sqlite3.Connection, delivery_id: bytes) -> StoredDelivery | None:
-    """One delivery."""
     page = _find_deliveries(connection, Filter(ids=[DeliveryId(delivery_id)]), None, 1)
     return page.items[0] if page.items else None
 
@@ -899,52 +854,54 @@ def _find_deliveries(
     asked = ask_deliveries(connection, filter, before)
     if filter.ids is not None:
         ones = [one_of(asked, one) for one in sorted(set(filter.ids), reverse=True)]
-        found = [shown(row) for one in ones if one is not None for row in _rows(connection, one, 1)]
-        return _page(found[: limit + 1], limit)
-    weigh(connection, asked, WEIGH_DELIVERIES[asked.way])
-    found = [shown(row) for row in _rows(connection, asked, limit + 1)]
-    far = None
+        found = [one for question in ones if question is not None for one in _list(connection, question, 1)]
+        return _make_page(found[: limit + 1], limit)
+    weigh(connection, asked)
+    found = _list(connection, asked, limit + 1)
+    far, way = None, asked.way
     if len(found) <= limit:
-        far = connection.execute(FAR_DELIVERY[asked.way], asked.values).fetchone()
-    return _page(found, limit, None if far is None else far[0])
+        far = connection.execute(way.FAR, asked.values).fetchone()
+    return _make_page(found, limit, None if far is None else far[0])
 
 
-def _rows(connection: sqlite3.Connection, asked: Question, most: int) -> list[Any]:
-    return connection.execute(SHOW_DELIVERIES[asked.statement], asked.values).fetchmany(most)
+def _list(connection: sqlite3.Connection, asked: Question, most: int) -> list[StoredDelivery]:
+    way = asked.way
+    return [read_delivery(row) for row in connection.execute(way.LIST, asked.values).fetchmany(most)]
 
 
 def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes | None, limit: int) -> Page[ListedEvent]:
     asked = ask_events(connection, filter, before)
-    far = None
+    far, way = None, asked.way
     if filter.ids is not None:
         found = list(_events_of(connection, asked, filter.ids))[: limit + 1]
     else:
-        weigh(connection, asked, WEIGH_EVENTS[asked.way])
+        weigh(connection, asked)
         found = list(_distinct(connection, asked, limit + 1))
         if len(found) <= limit:
-            far = connection.execute(FAR_EVENT[asked.way], asked.values).fetchone()
-    listed = [_listed(connection, row) for row in found]
-    return _page(listed, limit, None if far is None else DeliveryId(far[0]).event_id)
+            far = connection.execute(way.FAR, asked.values).fetchone()
+    listed = [_read_event(connection, row) for row in found]
+    return _make_page(listed, limit, None if far is None else DeliveryId(far[0]).event_id)
 
 
 def _events_of(connection: sqlite3.Connection, asked: Question, ids: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
-    """Events that match by one of these deliveries."""
+    """Yield events that match by one of these deliveries."""
     seen: set[bytes] = set()
-    one_by_one = Question("all", asked.values).statement
+    way = _event_question("all", asked.values).way
     for delivery_id in sorted(set(ids), reverse=True):
         (event_id,) = connection.execute(EVENT_OF, (delivery_id,)).fetchone() or (None,)
         if event_id is None or event_id in seen or not asked.values["low"] <= event_id < asked.values["high"]:
             continue
         bounds = {"low": event_id, "high": event_id + b"\x00", "only": delivery_id, "asks_deliveries": True}
-        for row in connection.execute(LIST_EVENTS[one_by_one], asked.values | bounds).fetchall():
+        for row in connection.execute(way.LIST, asked.values | bounds).fetchall():
             seen.add(event_id)
             yield row
 
 
 def _distinct(connection: sqlite3.Connection, asked: Question, most: int) -> list[tuple[Any, ...]]:
-    """Rows of events, each once: a way through deliveries brings an event for each of them, one after the other."""
+    """Return rows of events, each once: an index of deliveries brings an event for each of them, one after another."""
     found: list[tuple[Any, ...]] = []
-    for row in (cursor := connection.execute(LIST_EVENTS[asked.statement], asked.values)):
+    way = asked.way
+    for row in (cursor := connection.execute(way.LIST, asked.values)):
         if not found or found[-1][0] != row[0]:
             found.append(row)
         if len(found) == most:
@@ -953,7 +910,7 @@ def _distinct(connection: sqlite3.Connection, asked: Question, most: int) -> lis
     return found
 
 
-def _listed(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent:
+def _read_event(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent:
     id_, source, type_, key, subject, received_at, event_at, marks, size, copies = row
     deliveries = connection.execute(DELIVERIES_OF_EVENT, (id_, last_delivery_of(id_))).fetchall()
     return ListedEvent(
@@ -981,14 +938,14 @@ def _listed(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent
     )
 
 
-def _page(found: Sequence[Any], limit: int, far: bytes | None = None) -> Page[Any]:
-    """A page out of one row more than it may hold; `far` is how far a look came that found less."""
+def _make_page(found: Sequence[Any], limit: int, far: bytes | None = None) -> Page[Any]:
+    """Make a page of one row more than it may hold; `far` is how far a look came that found less."""
     if len(found) > limit:
         return Page(found[:limit], found[limit - 1].id)
     return Page(found, far)
 
 
-def _attempt(row: tuple[Any, ...]) -> StoredAttempt:
+def _read_attempt(row: tuple[Any, ...]) -> StoredAttempt:
     delivery_id, fence, run, n, started_at, ended_at, outcome, category, *evidence = row
     return StoredAttempt(
         DeliveryId(delivery_id),
@@ -1006,22 +963,22 @@ def _subject_of(connection: sqlite3.Connection, delivery_id: bytes, around: int)
     ).fetchone()
     if mine is None:
         return []
-    event_id, subject, source_id, seq, line = mine
+    event_id, subject, source_id, seq, queue_key = mine
     about = (delivery_id, subject, event_id, source_id, _NEIGHBOURS)
     # Replays join the tail: what waits may have come long ago.
     waiting = connection.execute(
         "SELECT id, seq FROM deliveries WHERE subject_key = ? AND behind AND status = 'pending' ORDER BY seq LIMIT ?",
-        (line, _NEIGHBOURS),
+        (queue_key, _NEIGHBOURS),
     ).fetchall()
     found = {*connection.execute(EARLIER, about), *connection.execute(LATER, about), *waiting, (delivery_id, seq)}
-    line_up = sorted(found, key=lambda one: one[1])
-    place = line_up.index((delivery_id, seq))
-    near = line_up[max(place - around, 0) : place + around + 1]
+    ordered = sorted(found, key=lambda one: one[1])
+    place = ordered.index((delivery_id, seq))
+    near = ordered[max(place - around, 0) : place + around + 1]
     shown = [get_delivery(connection, id_) for id_, _ in near]
     return [one for one in shown if one is not None]
 
 
-def _causes(rows: Sequence[tuple[Any, ...]]) -> list[Cause]:
+def _group_causes(rows: Sequence[tuple[Any, ...]]) -> list[Cause]:
     groups: defaultdict[tuple[str, str], list[tuple[Micros, bytes]]] = defaultdict(list)
     for destination, status, error, reason, settled_at, id_ in rows:
         groups[destination, _cause(status, error, reason)].append((settled_at, id_))
@@ -1045,7 +1002,7 @@ def _cause(status: int | None, error: str | None, reason: str | None) -> str:
 
 def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: bool, decrypts: bool) -> ReplayPlan:
     taken, left_out = [], Counter[DeliveryStatus]()
-    for row in meant(connection, filter, decrypts=decrypts):
+    for row in select_deliveries(connection, filter, decrypts=decrypts):
         if is_replayable(row[2], force, row[5]):
             taken.append(row)
         else:
@@ -1061,25 +1018,24 @@ def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: boo
         left_out=dict(left_out),
         oldest=moment(min(times)) if times else None,
         newest=moment(max(times)) if times else None,
-        changed=changed(connection, ((row[0], row[3]) for row in taken)),
+        changed=_count_moved(connection, ((row[0], row[3]) for row in taken)),
         sample=[one for one in sample if one is not None],
     )
 
 
 def is_replayable(status: str, force: bool, note: str | None) -> bool:
-    """Dead and discarded ones, done ones when that is asked for; never what is being worked on, or was erased."""
+    """Tell whether a replay runs it again: dead and discarded ones, done ones with `force`; never what was erased."""
     if note == ERASED:
         return False
     return status in (DeliveryStatus.dead, DeliveryStatus.discarded) or (force and status == DeliveryStatus.done)
 
 
 def get_replay(connection: sqlite3.Connection, replay_id: bytes) -> StoredReplay | None:
-    """One replay and how far it is."""
     row = connection.execute(REPLAY + "WHERE r.id = ?", (replay_id,)).fetchone()
-    return None if row is None else _replay(row)
+    return None if row is None else _read_replay(row)
 
 
-def _replay(row: tuple[Any, ...]) -> StoredReplay:
+def _read_replay(row: tuple[Any, ...]) -> StoredReplay:
     id_, state, about, actor, reason, bulk, rate, planned, created_at, finished_at, open_, unfed, dead, skipped = row
     return StoredReplay(
         id=ReplayId(id_),
@@ -1108,7 +1064,7 @@ def _levels(connection: sqlite3.Connection, now: Micros) -> dict[str, Level]:
         "SELECT d.name, c.what, sum(c.n) FROM counters c JOIN destinations d ON d.id = c.destination_id GROUP BY 1, 2"
     ):
         counted[name][what] = n
-    return {row[0]: _level(row, counted[row[0]], now) for row in connection.execute(STANDING, (now,)).fetchall()}
+    return {row[0]: _level(row, counted[row[0]], now) for row in connection.execute(LEVELS_OF, (now,)).fetchall()}
 
 
 def _level(row: tuple[Any, ...], counted: dict[str, int], now: Micros) -> Level:
@@ -1142,38 +1098,30 @@ def _count_since(connection: sqlite3.Connection, since: Micros) -> dict[Delivery
     return dict(counts)
 
 
-def chain_ends(connection: sqlite3.Connection) -> Ends:
-    """Return where the chain begins and ends."""
-    return Ends(*connection.execute("SELECT n, hash, pruned, pruned_hash, since FROM audit_chain").fetchone())
-
-
-def chained(connection: sqlite3.Connection, ends: Ends) -> Iterator[Line]:
-    """Return the lines of the chain in order."""
+def read_chain(connection: sqlite3.Connection, ends: Ends) -> Iterator[ChainEntry]:
     found = connection.execute(
         "SELECT n, at, actor, act, target, detail, coalesce(hash, x'') FROM audit WHERE n > ? ORDER BY n",
         (ends.before_first,),
     )
-    return map(Line._make, found)
+    return map(ChainEntry._make, found)
 
 
 HISTORY: Final = """
 SELECT t.name, r.since, r.address FROM recipients r JOIN destinations t ON t.id = r.destination_id ORDER BY r.since
 """
-
-
 FIRST: Final = "SELECT started_at FROM attempts WHERE delivery_id = ? ORDER BY fence LIMIT 1"
 
 
-def changed(connection: sqlite3.Connection, deliveries: Iterable[tuple[bytes, str]]) -> dict[str, int]:
-    """Of deliveries with the names of their destinations: how many went elsewhere at first, by destination."""
+def _count_moved(connection: sqlite3.Connection, deliveries: Iterable[tuple[bytes, str]]) -> dict[str, int]:
+    """Count, by destination, those of these deliveries that went elsewhere at first."""
     history: defaultdict[str, list[tuple[Micros, bytes]]] = defaultdict(list)
     for name, since, address in connection.execute(HISTORY):
         history[name].append((since, address))
-    moved = {name: lived for name, lived in history.items() if len(lived) > 1}
+    moved = {name: addresses for name, addresses in history.items() if len(addresses) > 1}
     found: Counter[str] = Counter()
     for delivery_id, name in deliveries if moved else ():
         first = connection.execute(FIRST, (delivery_id,)).fetchone() if name in moved else None
-        place = 0 if first is None else bisect_right(moved[name], first[0], key=lambda lived: lived[0])
+        place = 0 if first is None else bisect_right(moved[name], first[0], key=lambda one: one[0])
         if place and moved[name][place - 1][1] != moved[name][-1][1]:
             found[name] += 1
     return dict(found)

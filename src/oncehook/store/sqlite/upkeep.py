@@ -6,12 +6,12 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from oncehook.model import Pruned, StoredSession, StoredWorker, last_delivery_of
 from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.store.sqlite.admin import prune_audit
-from oncehook.store.sqlite.connection import Micros, count, kept, micros
+from oncehook.store.sqlite.connection import Micros, clean_text, count, micros
 from oncehook.store.sqlite.intake import forget_event, forget_key
 
 DAY: Final = 86_400_000_000
@@ -31,7 +31,7 @@ OLD_PROOFS: Final = "SELECT rowid, expires_at < ?2 FROM proofs WHERE rowid > ?1 
 ORPHANS: Final = """
 SELECT b.id, NOT EXISTS (SELECT 1 FROM events e WHERE e.batch_id = b.id)
        AND NOT EXISTS (SELECT 1 FROM arrivals a WHERE a.batch_id = b.id)
-FROM batches b WHERE b.id > ?1 ORDER BY b.id LIMIT ?2
+FROM batches b WHERE b.id > ?1 ORDER BY b.id LIMIT ?3
 """
 RANKS: Final = """
 SELECT destination_id, source_id, scope, seen_at FROM ranks
@@ -50,9 +50,8 @@ class Pruning:
 
     def __init__(self) -> None:
         self._events: dict[int, bytes] = {}
-        self._keys = 0
-        self._proofs = 0
-        self._batches = b""
+        self._left_at: dict[str, Any] = {}
+        """By statement."""
         self._ranks: tuple[int, int, str] = (0, 0, "")
 
     def prune(
@@ -63,19 +62,18 @@ class Pruning:
         otherwise: float,
         limit: int,
     ) -> Pruned:
-        """One short batch."""
         sources = [number for (number,) in connection.execute("SELECT id FROM sources").fetchall()]
         cuts = {number: now - micros(keep_events.get(number, otherwise)) for number in sources}
         cut = now - micros(otherwise)
         return Pruned(
             events=self._prune_events(connection, now, cuts, limit),
             keys=self._prune_keys(connection, now, limit),
-            batches=self._prune_batches(connection, limit),
+            batches=self._prune_batches(connection, now, limit),
             others=self._prune_ranks(connection, cuts, cut, limit)
             + _prune_replays(connection, cut, limit)
             + prune_audit(connection, cut, limit)
             + self._prune_proofs(connection, now, limit)
-            + prune(connection, now),
+            + connection.execute("DELETE FROM sessions WHERE ends_at <= ?", (now,)).rowcount,
         )
 
     def _prune_events(self, connection: sqlite3.Connection, now: Micros, cuts: Mapping[int, Micros], limit: int) -> int:
@@ -92,7 +90,7 @@ class Pruning:
         return len(gone)
 
     def _old_events(self, connection: sqlite3.Connection, source_id: int, cut: Micros, room: int) -> list[bytes]:
-        """Events of a source that may go, from where the last batch stopped."""
+        """Return events of a source that may go, from where the last batch stopped."""
         found: list[bytes] = []
         for _ in range(_PAGES):
             at, asked = self._events.get(source_id, b""), room - len(found)
@@ -106,39 +104,34 @@ class Pruning:
         return found
 
     def _prune_keys(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
-        gone: list[tuple[int, bytes]] = []
-        for _ in range(_PAGES):
-            rows = connection.execute(OLD_KEYS, (self._keys, now, limit)).fetchall()
-            gone = [(row, event_id) for row, expired, event_id in rows if expired]
-            self._keys = rows[-1][0] if len(rows) == limit else 0
-            if gone or not self._keys:
-                break
-        for row, event_id in gone:
+        gone = self._find_old(connection, OLD_KEYS, 0, now, limit)
+        for row, _, event_id in gone:
             connection.execute("DELETE FROM keys WHERE rowid = ?", (row,))
             forget_key(connection, event_id)
         return len(gone)
 
     def _prune_proofs(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
-        gone: list[tuple[int]] = []
-        for _ in range(_PAGES):
-            rows = connection.execute(OLD_PROOFS, (self._proofs, now, limit)).fetchall()
-            gone = [(row,) for row, expired in rows if expired]
-            self._proofs = rows[-1][0] if len(rows) == limit else 0
-            if gone or not self._proofs:
-                break
-        connection.executemany("DELETE FROM proofs WHERE rowid = ?", gone)
+        gone = self._find_old(connection, OLD_PROOFS, 0, now, limit)
+        connection.executemany("DELETE FROM proofs WHERE rowid = ?", [row[:1] for row in gone])
         return len(gone)
 
-    def _prune_batches(self, connection: sqlite3.Connection, limit: int) -> int:
-        gone: list[tuple[bytes]] = []
-        for _ in range(_PAGES):
-            rows = connection.execute(ORPHANS, (self._batches, limit)).fetchall()
-            gone = [(batch_id,) for batch_id, orphaned in rows if orphaned]
-            self._batches = rows[-1][0] if len(rows) == limit else b""
-            if gone or not self._batches:
-                break
-        connection.executemany("DELETE FROM batches WHERE id = ?", gone)
+    def _prune_batches(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
+        gone = self._find_old(connection, ORPHANS, b"", now, limit)
+        connection.executemany("DELETE FROM batches WHERE id = ?", [row[:1] for row in gone])
         return len(gone)
+
+    def _find_old(
+        self, connection: sqlite3.Connection, statement: str, start: Any, now: Micros, limit: int
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of a page that may go, from where the last batch stopped: a row says so behind its id."""
+        found: list[tuple[Any, ...]] = []
+        for _ in range(_PAGES):
+            rows = connection.execute(statement, (self._left_at.get(statement, start), now, limit)).fetchall()
+            found = [row for row in rows if row[1]]
+            self._left_at[statement] = rows[-1][0] if len(rows) == limit else start
+            if found or len(rows) < limit:
+                break
+        return found
 
     def _prune_ranks(self, connection: sqlite3.Connection, cuts: Mapping[int, Micros], cut: Micros, limit: int) -> int:
         rows = connection.execute(RANKS, (*self._ranks, limit)).fetchall()
@@ -163,7 +156,7 @@ def _forget_event(connection: sqlite3.Connection, event_id: bytes, counts: Count
 
 
 def _prune_replays(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
-    """The oldest replay that is over, with its items; those in several batches, when there are many."""
+    """Remove the oldest replay that is over, with its items; those in several batches, when there are many."""
     row = connection.execute("SELECT id FROM replays WHERE finished_at < ? ORDER BY id LIMIT 1", (cut,)).fetchone()
     if row is None:
         return 0
@@ -178,14 +171,12 @@ def _prune_replays(connection: sqlite3.Connection, cut: Micros, limit: int) -> i
 
 
 def roll_up(connection: sqlite3.Connection, now: Micros) -> int:
-    """Fold minutes older than two days into days; sums never change."""
     before = now - now % DAY - 2 * DAY
     connection.execute(FOLD, (before, DAY))
     return connection.execute("DELETE FROM counters WHERE minute < ?1 AND minute % ?2 <> 0", (before, DAY)).rowcount
 
 
 def mark_watermark(connection: sqlite3.Connection, now: Micros, name: str, crossed: bool) -> bool:
-    """Note that a watermark is crossed, or back; says whether that is news."""
     if crossed:
         changed = connection.execute("INSERT OR IGNORE INTO crossings (name, since) VALUES (?,?)", (name, now)).rowcount
     else:
@@ -193,8 +184,7 @@ def mark_watermark(connection: sqlite3.Connection, now: Micros, name: str, cross
     return changed == 1
 
 
-def greet(connection: sqlite3.Connection, now: Micros, worker: StoredWorker) -> None:
-    """A worker is there; forget those not heard of for a day."""
+def register_worker(connection: sqlite3.Connection, now: Micros, worker: StoredWorker) -> None:
     connection.execute(
         "INSERT INTO workers (id, host, pid, started_at, seen_at, leases, destinations) VALUES (?1,?2,?3,?4,?4,?5,?6)"
         " ON CONFLICT DO UPDATE SET host = excluded.host, pid = excluded.pid, seen_at = excluded.seen_at,"
@@ -205,7 +195,7 @@ def greet(connection: sqlite3.Connection, now: Micros, worker: StoredWorker) -> 
 
 
 def invalidate_leases(connection: sqlite3.Connection, now: Micros) -> int:
-    """After a restore: nobody who worked on the original has any right here (R69)."""
+    """End all leases after a restore: nobody who worked on the original has any right here (R69)."""
     connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (_FENCES_RAISED,))
     connection.execute("DELETE FROM sessions")
     return connection.execute(
@@ -215,40 +205,29 @@ def invalidate_leases(connection: sqlite3.Connection, now: Micros) -> int:
     ).rowcount
 
 
-def begin(connection: sqlite3.Connection, now: Micros, session: StoredSession, seconds: float, at_most: int) -> None:
-    """Somebody has come in; the oldest make room when there are too many."""
+def begin_session(
+    connection: sqlite3.Connection, now: Micros, session: StoredSession, seconds: float, at_most: int
+) -> None:
     connection.execute(
         "DELETE FROM sessions WHERE hash IN (SELECT hash FROM sessions ORDER BY begun_at DESC LIMIT -1 OFFSET ?)",
         (at_most - 1,),
     )
     connection.execute(
         "INSERT INTO sessions (hash, actor, role, proof, begun_at, ends_at) VALUES (?,?,?,?,?,?)",
-        (session.hash, kept(session.actor), session.role, session.proof, now, now + micros(seconds)),
+        (session.hash, clean_text(session.actor), session.role, session.proof, now, now + micros(seconds)),
     )
 
 
-def get(connection: sqlite3.Connection, now: Micros, hash: bytes) -> StoredSession | None:
-    """A session that lasts."""
+def get_session(connection: sqlite3.Connection, now: Micros, hash: bytes) -> StoredSession | None:
     row = connection.execute(
         "SELECT hash, actor, role, proof FROM sessions WHERE hash = ? AND ends_at > ?", (hash, now)
     ).fetchone()
     return None if row is None else StoredSession(*row)
 
 
-def end(connection: sqlite3.Connection, hash: bytes) -> None:
-    """Somebody has gone."""
-    connection.execute("DELETE FROM sessions WHERE hash = ?", (hash,))
-
-
 def note_token_use(connection: sqlite3.Connection, now: Micros, name: str) -> None:
-    """Note that a token was used, unless that was noted within the last minute."""
     connection.execute(
         "INSERT INTO token_uses (name, used_at) VALUES (?1, ?2)"
         " ON CONFLICT DO UPDATE SET used_at = ?2 WHERE used_at <= ?2 - ?3",
-        (kept(name), now, micros(TOKEN_USE_SECONDS)),
+        (clean_text(name), now, micros(TOKEN_USE_SECONDS)),
     )
-
-
-def prune(connection: sqlite3.Connection, now: Micros) -> int:
-    """Those that are over; how many."""
-    return connection.execute("DELETE FROM sessions WHERE ends_at <= ?", (now,)).rowcount

@@ -60,7 +60,7 @@ ReservePlaces = Callable[[Sequence[Intake]], Reserved]
 """Keeps places for what these intakes may cause to be worked on."""
 
 Begin = Callable[[Reserved, Mapping[bytes, int], Micros], None]
-"""Is told which of it is leased, by delivery and fence, and when that was committed."""
+"""Called with what of it is leased, by delivery and fence, and when that was committed."""
 
 DISK_FULL: Final = "The disk is full; nothing new is taken in until there is space."
 
@@ -89,7 +89,7 @@ class _Call:
 
 
 class EffectFailed(Exception):
-    """A function that somebody else wrote has failed inside a call. Its own error is the cause, and what is told."""
+    """A failure of a function that somebody else wrote, inside a call. Its own error is raised to who called."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -109,16 +109,15 @@ class _Work:
         self.seq = seq
         self.verdicts: list[list[Verdict]] = []
         self.wakes = any(call.wakes for call in calls)
-        """Something may be due once this is committed, for whomsoever."""
+        """Something may be due once this is committed, for any destination."""
         self.made_due: Collection[int] = ()
-        """Destinations for which the intakes make something due."""
         self.reserved: Reserved | None = None
         self.leased: Mapping[bytes, int] = {}
         """Deliveries of the intakes that are leased along with them, and their fences."""
 
 
 class Writer:
-    """See above. Lives on the loop that `start` is called on; all but `prepare` must be called there."""
+    """The one writer of a file. Lives on the loop that `start` is called on; all but `prepare` must be called there."""
 
     def __init__(
         self,
@@ -150,7 +149,6 @@ class Writer:
         self._busy = False
         """A commit is under way, or the next turn is planned already."""
         self._rest = asyncio.Event()
-        """Set when there is nothing left to write."""
         self._blocked_since: float | None = None
         self.broken: str | None = "The store is not open."
         self._closing = False
@@ -173,7 +171,7 @@ class Writer:
             marks = dict(connection.execute("SELECT name, value FROM marks"))
             self._seq: int = marks["seq"]
             # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
-            # only ever grows: a clock set forward and back again does not freeze anything (R64, DESIGN.md 8.9).
+            # only ever grows: a clock set forward and back again does not freeze anything (R64).
             self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
             self._started_steady = clock.steady()
             if first is not None:
@@ -188,7 +186,6 @@ class Writer:
         self._connection = connection
 
     def start(self) -> None:
-        """Begin to write, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self.broken = None
         self._thread = threading.Thread(target=self._commit_until_closed, name="oncehook-commits", daemon=True)
@@ -196,11 +193,9 @@ class Writer:
 
     @property
     def is_started(self) -> bool:
-        """Whether anything can be written at all."""
         return self._thread is not None
 
     async def close(self) -> None:
-        """Commit what was taken in, and let go of the file."""
         if self._thread is None:
             return
         self._closing = True
@@ -212,7 +207,7 @@ class Writer:
         disconnect(self._connection)
 
     def now(self) -> Micros:
-        """The store's own time: it never runs backward."""
+        """Return the store's own time: it never runs backward."""
         return self._started_at + int((clock.steady() - self._started_steady) * 1_000_000)
 
     # -- joining -------------------------------------------------------------------------------
@@ -252,7 +247,7 @@ class Writer:
         return await call.future
 
     def check_space(self) -> None:
-        """Raises StoreUnavailable while nothing new is taken in: what makes room may still be written."""
+        """Raise StoreUnavailable while nothing new is taken in: what makes room may still be written."""
         if self._is_full:
             raise StoreUnavailable(DISK_FULL)
 
@@ -308,10 +303,9 @@ class Writer:
 
     def _write(self, work: _Work, batch: Sequence[Intake]) -> None:
         if batch:
-            expects = self._expects_copies
             group = IntakeGroup(
                 *(self._connection, work.now, work.seq, batch, self._cipher),
-                expects_copies=expects,
+                expects_copies=self._expects_copies,
                 reserved=work.reserved,
             )
             work.verdicts, work.seq = group.write(), group.seq
@@ -322,7 +316,7 @@ class Writer:
             self._connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (work.seq,))
 
     def _recover(self, intakes: list[Pending], calls: Sequence[_Call], error: Exception) -> None:
-        """Nothing of this group was written: see who is to blame."""
+        """Try again what was not written, without the one that is to blame."""
         if is_blocked(error) and not self._has_waited_long():
             self._waiting.extendleft(reversed(intakes))
             self._waiting_bytes += sum(pending.size for pending in intakes)
@@ -342,7 +336,7 @@ class Writer:
         return clock.steady() - self._blocked_since > self._timeouts.write_lock
 
     def _commit_until_closed(self) -> None:
-        """The thread: runs the calls of a group and commits it, one after the other."""
+        """Run the calls of each group and commit it, one after the other, on the writer's thread."""
         while (work := self._commits.get()) is not None:
             error: Exception | None = None
             try:
@@ -362,9 +356,9 @@ class Writer:
                 error = failure
                 self._roll_back()
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._committed, work, error)
+                self._loop.call_soon_threadsafe(self._end_group, work, error)
 
-    def _committed(self, work: _Work, error: Exception | None) -> None:
+    def _end_group(self, work: _Work, error: Exception | None) -> None:
         self._blocked_since = None
         if error is not None:
             if work.reserved is not None:
@@ -436,7 +430,7 @@ class Writer:
         self._loop.call_later(self._timeouts.full_disk, self._look_for_space)
 
     def _has_space(self) -> bool:
-        """The reserve could be made again, or pruning has left as much room inside the file."""
+        """Tell whether the reserve could be made again, or pruning has left as much room inside the file."""
         (pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (page_size,) = self._connection.execute("PRAGMA page_size").fetchone()
         return self._reserve.make() or pages * page_size >= SIZE
@@ -492,14 +486,14 @@ def _nothing(connection: sqlite3.Connection, now: Micros) -> None:
 
 
 def _pass(when: str, work: _Work) -> None:
-    """Named points for tests: every commit, and those that hold arrivals."""
+    """Pass named points for tests: every commit, and those that hold arrivals."""
     faults.point(f"{when}_commit")
     if work.intakes:
         faults.point(f"{when}_intake")
 
 
 def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> None:
-    """One function of the group, in a savepoint: when it fails it takes only itself back."""
+    """Run one function of the group, in a savepoint: when it fails it undoes only itself."""
     connection.execute("SAVEPOINT call")
     try:
         call.result = call.function(connection, now)

@@ -10,7 +10,7 @@ from typing import Final
 from starlette.responses import Response
 
 from oncehook.errors import NotFound, PlanChanged
-from oncehook.model import Cause, DeliveryId, DeliveryStatus, Preview, StoredAttempt, StoredDelivery
+from oncehook.model import Cause, DeliveryId, DeliveryPreview, DeliveryStatus, StoredAttempt, StoredDelivery
 from oncehook.query import quote_value, write_query
 from oncehook.replay import ReplayRequest
 from oncehook.web.dashboard import charts
@@ -29,7 +29,7 @@ class CauseGroup:
     cause: Cause
     query: str
     rows: Sequence[StoredDelivery] = ()
-    previews: Mapping[bytes, Preview] = field(default_factory=dict)
+    previews: Mapping[bytes, DeliveryPreview] = field(default_factory=dict)
     """What its rows say, and to whom."""
     replayable: Collection[bytes] = ()
     last: StoredAttempt | None = None

@@ -20,7 +20,7 @@ CREATE TABLE keys (
 CREATE INDEX keys_expiry ON keys (expires_at);
 
 -- What was signed, and the first event that came with it: so a captured request that comes back under another key is
--- told from a new event. Only for sources whose signature does not cover the key.
+-- recognised. Only for sources whose signature does not cover the key.
 CREATE TABLE proofs (
   hash       uuid        PRIMARY KEY,
   event_id   uuid        NOT NULL,
@@ -278,7 +278,7 @@ INSERT INTO marks VALUES ('ping', 0), ('inbox', (random() * 9007199254740991)::b
 
 -- -- audit log --------------------------------------------------------------------------------
 
--- A chain: each line carries a hash over the line before and itself, and no line changes any more.
+-- A chain: each entry holds a hash over the entry before and itself, and no entry changes any more.
 CREATE TABLE audit (
   n      bigint      PRIMARY KEY,
   at     timestamptz NOT NULL DEFAULT now(),
@@ -290,16 +290,16 @@ CREATE TABLE audit (
 );
 CREATE TABLE audit_chain (
   one         boolean PRIMARY KEY CHECK (one),
-  n           bigint NOT NULL,           -- the last line that was written, and its hash
+  n           bigint NOT NULL,           -- the last entry that was written, and its hash
   hash        bytea  NOT NULL,
-  pruned      bigint NOT NULL,           -- the last line that was pruned, and its hash: here the chain begins
+  pruned      bigint NOT NULL,           -- the last entry that was pruned, and its hash: here the chain begins
   pruned_hash bytea  NOT NULL,
-  since       bigint NOT NULL            -- the last line from before the chain
+  since       bigint NOT NULL            -- the last entry from before the chain
 );
 INSERT INTO audit_chain VALUES (true, 0, decode(repeat('00', 32), 'hex'), 0, decode(repeat('00', 32), 'hex'), 0);
 
--- The one row of the chain is the lock: of two transactions that both write a line, the second waits for the first to
--- end, and its line follows. Whoever writes a line does so last, so nobody waits for a lock while holding this one.
+-- The one row of the chain is the lock: of two transactions that both write an entry, the second waits for the first to
+-- end, and its entry follows. Whoever writes one does so last, so nobody waits for a lock while holding this one.
 -- `oncehook.store.audit` computes the same.
 CREATE FUNCTION audit_insert() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE before bytea;
@@ -318,13 +318,13 @@ CREATE FUNCTION audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'the audit log is append-only: %', TG_ARGV[0] USING ERRCODE = 'restrict_violation';
 END $$;
--- A line from before the chain may name a subject that is erased.
+-- An entry from before the chain may name a subject that is erased.
 CREATE TRIGGER audit_update BEFORE UPDATE ON audit FOR EACH ROW
 WHEN (OLD.hash IS NOT NULL OR NEW.hash IS NOT NULL OR NEW.n <> OLD.n)
 EXECUTE FUNCTION audit_refuse('no line is changed');
 CREATE TRIGGER audit_truncate BEFORE TRUNCATE ON audit EXECUTE FUNCTION audit_refuse('only retention removes lines');
 
--- Pruning says first how far it goes, and keeps the hash of the last line that goes.
+-- Pruning first marks how far it goes, and keeps the hash of the last entry that goes.
 CREATE FUNCTION audit_delete() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF OLD.n > (SELECT pruned FROM audit_chain) THEN
@@ -348,7 +348,7 @@ EXECUTE FUNCTION audit_refuse('its chain stays');
 CREATE FUNCTION body_says(body bytea, clauses jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE COST 10000 AS $$
 DECLARE
-  said   text;
+  decoded text;
   whole  jsonb;
   found  jsonb;
   clause jsonb;
@@ -358,11 +358,11 @@ DECLARE
   high   text;
   diff   integer;
 BEGIN
-  said := convert_from(body, 'UTF8');
-  IF position('\u0000' IN said) > 0 THEN  -- jsonb cannot hold it, a text with it is never asked for
-    said := regexp_replace(said, '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g');
+  decoded := convert_from(body, 'UTF8');
+  IF position('\u0000' IN decoded) > 0 THEN  -- jsonb cannot hold it, a text with it is never asked for
+    decoded := regexp_replace(decoded, '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g');
   END IF;
-  whole := said::jsonb;
+  whole := decoded::jsonb;
   FOR clause IN SELECT value FROM jsonb_array_elements(clauses) LOOP
     found := whole;
     FOR step IN SELECT value FROM jsonb_array_elements_text(clause -> 'path') LOOP
@@ -485,7 +485,7 @@ $$;
 
 -- The next that waits becomes the head, where something waits. `seconds`: it is leased at once, for so long, unless its
 -- destination is paused, failing or its breaker open, or it has another priority. The lease that its queue has
--- already is prolonged only when a sixth of it is over: until then no column changes that stands in an index, and the
+-- already is prolonged only when a sixth of it is over: until then no column changes that is in an index, and the
 -- row stays on its page (HOT).
 CREATE FUNCTION promote(queue_keys uuid[], seconds float8[], who text, OUT promoted uuid[], OUT taken uuid[])
 LANGUAGE plpgsql AS $$
@@ -650,10 +650,10 @@ CREATE FUNCTION intake(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  stood        uuid[];               -- keys that were there before, with their events
-  stood_events uuid[];
-  stood_bodies uuid[];
-  stood_copies integer[];
+  known        uuid[];               -- keys that were there before, with their events
+  known_events uuid[];
+  known_bodies uuid[];
+  known_copies integer[];
   refused      uuid[];               -- the events that they keep out
   leased       uuid[];
   fences       bigint[];
@@ -676,10 +676,10 @@ BEGIN
       RETURNING k.hash, k.event_id, k.body_hash, k.copies, k.xmax = 0 AS fresh -- xmax = 0: inserted, not updated
     )
     SELECT array_agg(k.hash), array_agg(k.event_id), array_agg(k.body_hash), array_agg(k.copies)
-    INTO stood, stood_events, stood_bodies, stood_copies
+    INTO known, known_events, known_bodies, known_copies
     FROM k WHERE NOT k.fresh AND k.event_id <> ALL($1);
-    IF stood IS NOT NULL THEN
-      refused := ARRAY(SELECT i.id FROM unnest($1, $11) AS i(id, hash) WHERE i.hash = ANY(stood));
+    IF known IS NOT NULL THEN
+      refused := ARRAY(SELECT i.id FROM unnest($1, $11) AS i(id, hash) WHERE i.hash = ANY(known));
     END IF;
   END IF;
 
@@ -735,15 +735,15 @@ BEGIN
 
   -- Later arrivals: of keys that were there before (zeros: an imported one, whose body nobody knows), then of
   -- candidates of this very group. A ring per event: slots 0-19 for duplicates, 20-39 for conflicts.
-  IF stood IS NOT NULL OR copy_hashes IS NOT NULL THEN
+  IF known IS NOT NULL OR copy_hashes IS NOT NULL THEN
     WITH k AS MATERIALIZED (
       SELECT i.hash, coalesce(s.event_id, i.id) AS event_id, coalesce(s.body_hash, i.body_hash) AS body_hash,
-        coalesce(s.copies, i.copies) AS copies, i.copies AS came, s.hash IS NOT NULL AS stood, i.body_hash AS own_hash,
+        coalesce(s.copies, i.copies) AS copies, i.copies AS came, s.hash IS NOT NULL AS known, i.body_hash AS own_hash,
         i.source_id, i.arrival_id, i.batch_id, i.head, i.body
       FROM unnest($1, $2, $10, $11, $12, $13, $14, $15, $16) AS i(id, source_id, body_hash, hash, arrival_id, batch_id,
           head, body, copies)
         LEFT JOIN LATERAL (
-          SELECT * FROM unnest(stood, stood_events, stood_bodies, stood_copies) AS s(hash, event_id, body_hash, copies)
+          SELECT * FROM unnest(known, known_events, known_bodies, known_copies) AS s(hash, event_id, body_hash, copies)
           WHERE s.hash = i.hash LIMIT 1
         ) s ON true
       WHERE i.hash IS NOT NULL
@@ -751,7 +751,7 @@ BEGIN
       SELECT k.event_id, k.copies - k.came + 1 AS nth,
         k.body_hash NOT IN (k.own_hash, '00000000-0000-0000-0000-000000000000') AS differs, k.source_id, k.arrival_id,
         k.batch_id, k.head, k.body
-      FROM k WHERE k.stood
+      FROM k WHERE k.known
       UNION ALL
       SELECT k.event_id, k.copies - c.later, k.body_hash NOT IN (c.body_hash, '00000000-0000-0000-0000-000000000000'),
         c.source_id, c.arrival_id, c.batch_id, c.head,
@@ -776,9 +776,9 @@ BEGIN
     ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n;
   END IF;
 
-  IF stood IS NOT NULL THEN
+  IF known IS NOT NULL THEN
     RETURN QUERY SELECT s.*, NULL::bigint, NULL::timestamptz, NULL::integer[]
-      FROM unnest(stood, stood_events, stood_bodies) AS s(hash, event_id, body_hash);
+      FROM unnest(known, known_events, known_bodies) AS s(hash, event_id, body_hash);
   END IF;
   IF leased IS NOT NULL THEN
     RETURN QUERY SELECT NULL::uuid, i.id, NULL::uuid, i.fence, now(), NULL::integer[]
@@ -1161,7 +1161,7 @@ BEGIN
     WHERE v.replay_id = ANY(ARRAY[z.replay_id]) AND v.delivery_id = ANY(ARRAY[z.id]);
   END IF;
 
-  IF stays IS NOT NULL THEN          -- what ran alone and lived is no longer suspect; given back untried it still is
+  IF stays IS NOT NULL THEN          -- what ran alone and lived leaves quarantine; given back untried it stays
     UPDATE heads h SET leased = false, alone = false, upto = 0, carries = NULL,
       due_at = CASE WHEN i.what = 'dead' THEN 'infinity' ELSE statement_timestamp() + make_interval(secs => i.wait) END,
       turn = CASE WHEN h.turn < 2 OR i.what = 'release' THEN h.turn

@@ -19,7 +19,7 @@ CREATE TABLE keys (
 );
 
 -- What was signed, and the first event that came with it: so a captured request that comes back under another key is
--- told from a new event. Only for sources whose signature does not cover the key. A rowid table, like `keys`.
+-- recognised. Only for sources whose signature does not cover the key. A rowid table, like `keys`.
 CREATE TABLE proofs (
   hash       BLOB PRIMARY KEY,
   event_id   BLOB NOT NULL,
@@ -244,29 +244,29 @@ CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID
 INSERT INTO marks VALUES
   ('clock', 0), ('seq', 0), ('fence', 0), ('rejection', 0), ('inbox', abs(random() % 9007199254740992));
 
--- The audit log as a chain: each line carries a hash over the line before and itself, and no line changes any more.
+-- The audit log as a chain: each entry holds a hash over the entry before and itself, and no entry changes any more.
 CREATE TABLE audit (
   n INTEGER PRIMARY KEY, at INTEGER NOT NULL, actor TEXT NOT NULL, act TEXT NOT NULL, target TEXT NOT NULL, detail TEXT NOT NULL,
   hash BLOB
 );
 CREATE TABLE audit_chain (
   one         INTEGER PRIMARY KEY CHECK (one = 1),
-  n           INTEGER NOT NULL,          -- the last line that was written, and its hash
+  n           INTEGER NOT NULL,          -- the last entry that was written, and its hash
   hash        BLOB    NOT NULL,
-  pruned      INTEGER NOT NULL,          -- the last line that was pruned, and its hash: here the chain begins
+  pruned      INTEGER NOT NULL,          -- the last entry that was pruned, and its hash: here the chain begins
   pruned_hash BLOB    NOT NULL,
-  since       INTEGER NOT NULL           -- the last line from before the chain
+  since       INTEGER NOT NULL           -- the last entry from before the chain
 );
 INSERT INTO audit_chain VALUES (1, 0, zeroblob(32), 0, zeroblob(32), 0);
 
--- With REPLACE a line would go without any trigger on DELETE: so only the next number is taken.
+-- With REPLACE an entry would go without any trigger on DELETE: so only the next number is taken.
 CREATE TRIGGER audit_insert BEFORE INSERT ON audit
 WHEN NEW.hash IS NULL OR NEW.n IS NOT (SELECT n + 1 FROM audit_chain)
 BEGIN SELECT RAISE(ABORT, 'the audit log is append-only: this is not its next line'); END;
--- A line from before the chain may name a subject that is erased.
+-- An entry from before the chain may name a subject that is erased.
 CREATE TRIGGER audit_update BEFORE UPDATE ON audit WHEN OLD.hash IS NOT NULL OR NEW.hash IS NOT NULL OR NEW.n <> OLD.n
 BEGIN SELECT RAISE(ABORT, 'the audit log is append-only: no line is changed'); END;
--- Pruning says first how far it goes, and keeps the hash of the last line that goes.
+-- Pruning first marks how far it goes, and keeps the hash of the last entry that goes.
 CREATE TRIGGER audit_delete BEFORE DELETE ON audit WHEN OLD.n > (SELECT pruned FROM audit_chain)
 BEGIN SELECT RAISE(ABORT, 'the audit log is append-only: only retention removes lines'); END;
 CREATE TRIGGER audit_chain_update BEFORE UPDATE ON audit_chain
