@@ -39,7 +39,7 @@ def test_commands_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     named = set(re.findall(r"(?:`|\$ )oncehook ([a-z]+)", text))
     assert named <= set(COMMANDS), f"{page} names commands that are not there"
-    scripts = set(re.findall(r"scripts/([a-z]+)", text))
+    scripts = set(re.findall(r"scripts/([a-z]+(?:\.py)?)", text))
     assert scripts <= {script.name for script in (ROOT / "scripts").iterdir()}
 
 
