@@ -241,7 +241,7 @@ async def test_concurrency_holds_for_what_follows(store: Store) -> None:
             await until(lambda: len(crm.running) == 3)
         crm.end_all()
         await worker.wait_until_drained()
-        assert worker._room() == 1000
+        await until(lambda: worker._room() == 1000)
         assert len(worker.heartbeat) == 0
     assert crm.most == 3
     assert sorted(crm.order) == sorted(made)
