@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import drive, traffic
@@ -146,6 +146,12 @@ class Place:
     """Passed on to `oncehook serve`."""
     large: Traffic | None = None
     """The same with large bodies, where they are measured."""
+
+
+def with_receivers(place: Place, receivers: int | None) -> Place:
+    """Have `oncehook serve` receive in so many processes; None: as it comes."""
+    options = [] if receivers is None else ["--receivers", str(receivers)]
+    return replace(place, serve_options=[*place.serve_options, *options])
 
 
 @dataclass(frozen=True)

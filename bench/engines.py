@@ -183,13 +183,28 @@ def free_port() -> int:
 
 
 def family_of(pids: Sequence[int]) -> list[psutil.Process]:
-    """List these processes and everything they started that still runs."""
-    family = []
+    """List these processes and everything they started that still runs, each once.
+
+    A `Server` leads a session, so that also a child whose parent has ended is found; PostgreSQL's processes have
+    sessions of their own, so that children are asked for, too.
+    """
+    family: dict[int, psutil.Process] = {}
+    sessions = _sessions()
     for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            family += [process, *process.children(recursive=True)]
-    return family
+        for member in (pid, *sessions.get(pid, ())):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(member)
+                family |= {one.pid: one for one in (process, *process.children(recursive=True))}
+    return list(family.values())
+
+
+def _sessions() -> dict[int, list[int]]:
+    """Return the processes of each session, by its leader."""
+    found: dict[int, list[int]] = {}
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            found.setdefault(os.getsid(pid), []).append(pid)
+    return found
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:

@@ -120,16 +120,18 @@ class Trial:
         self._tell(measured)
         return measured
 
-    def measure_latency(self) -> Figures:
+    def measure_latency(self) -> Measured:
         """Send a modest load at fixed moments; time each answer from the moment its request was due."""
         settings = self._settings
         tick = self._step(f"{settings.offered:.0f} events/s offered")
         order = self._order(math.ceil(settings.offered * settings.seconds) + len(self._running.ports))
+        before = _clocks(self._running)
         figures = drive.load_own(order, seconds=settings.seconds, rate=settings.offered, tick=tick)
+        measured = _count_cpu(figures, before, _clocks(self._running))
         self._account.check(figures)
         self._next = figures.next
         self._progress.result(f"p50 {figures.p50_ms:.2f} ms, p99 {figures.p99_ms:.2f} ms")
-        return figures
+        return measured
 
     def fill(self, events: int) -> None:
         """Take about this many events in, over HTTP like all others.
@@ -153,16 +155,7 @@ class Trial:
             figures = drive.load_wrk(self._settings.wrk, order, seconds=seconds, tick=tick)
         else:
             figures = drive.load_own(order, seconds=seconds, tick=tick)
-        elapsed, machine, server, store, generator = (
-            after - start for after, start in zip(_clocks(running), before, strict=True)
-        )
-        events = max(1, figures.acknowledged)
-        return Measured(
-            figures,
-            server_cpu_us=server * 1e6 / events,
-            store_cpu_us=store * 1e6 / events,
-            others_cores=max(0.0, machine - server - store - generator) / elapsed,
-        )
+        return _count_cpu(figures, before, _clocks(running))
 
     def _order(self, records: int) -> Order:
         return Order(
@@ -181,6 +174,18 @@ class Trial:
             f"{figures.per_second:,.0f} events/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms, "
             f"CPU {measured.server_cpu_us:.0f} + {measured.store_cpu_us:.0f} µs"
         )
+
+
+def _count_cpu(figures: Figures, before: Sequence[float], after: Sequence[float]) -> Measured:
+    """Add what a load cost, by the clocks before and after it."""
+    elapsed, machine, server, store, generator = (end - start for end, start in zip(after, before, strict=True))
+    events = max(1, figures.acknowledged)
+    return Measured(
+        figures,
+        server_cpu_us=server * 1e6 / events,
+        store_cpu_us=store * 1e6 / events,
+        others_cores=max(0.0, machine - server - store - generator) / elapsed,
+    )
 
 
 def _clocks(running: Running) -> tuple[float, float, float, float, float]:
@@ -216,7 +221,7 @@ def run_loads(contestant: Contestant, trial: Trial, results: Results) -> None:
     measured = trial.measure()
     results.rounds.setdefault(name, []).append(measured)
     if has_latency(contestant):
-        results.latency.setdefault(name, []).append(trial.measure_latency())
+        results.latency.setdefault(name, []).append(trial.measure_latency().figures)
     if has_mixes(contestant):
         for repeated in traffic.MIXES:
             mixed = Mixed(repeated, measured.figures.per_second, trial.measure_mix(repeated).figures.per_second)
@@ -316,6 +321,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-large", action="store_true", help="leave the 64 KB bodies out")
     parser.add_argument("--with-worker", action="store_true", help="let oncehook work meanwhile; the references do not")
     parser.add_argument("--no-route", action="store_true", help="oncehook without route: no deliveries are written")
+    parser.add_argument("--receivers", type=int, metavar="N", help="pass on to oncehook serve")
     parser.add_argument(
         "--serve-option", action="append", default=[], metavar="OPTION", help="pass on to oncehook serve"
     )
@@ -337,7 +343,11 @@ def settings_from(arguments: argparse.Namespace, wrk: str | None) -> Settings:
         offered=arguments.offered,
         large=not arguments.no_large,
         with_route=not arguments.no_route,
-        serve_options=[*([] if arguments.with_worker else ["--no-worker"]), *arguments.serve_option],
+        serve_options=[
+            *([] if arguments.with_worker else ["--no-worker"]),
+            *(["--receivers", str(arguments.receivers)] if arguments.receivers else []),
+            *arguments.serve_option,
+        ],
         folder=arguments.folder,
         max_rate=arguments.max_rate,
     )

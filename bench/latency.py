@@ -24,7 +24,7 @@ from bench.engines import BenchError, Postgres, cpu_seconds
 from bench.part import run_part
 from bench.product import Product, serving
 from bench.progress import Progress
-from bench.report import table
+from bench.report import name_cpu, table
 from bench.traffic import Traffic
 from bench.work_contestants import Place
 from bench.work_noise import Neighbours
@@ -150,12 +150,12 @@ def run(seconds: float, folder: Path | None) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """Render the report as text."""
-    rows = [["engine", "offered", "answered p50 ms", "p99", "done p50 ms", "p99", "max", "CPU µs/event"]]
+    rows = [["engine", "offered", "CPU µs/event", "answered p50 ms", "p99", "done p50 ms", "p99", "max"]]
     for engine, paces in found["engines"].items():
         for pace in paces:
             names = ("answer_p50_ms", "answer_p99_ms", "done_p50_ms", "done_p99_ms", "done_max_ms")
-            cpu = f"{pace['our_cpu_us']:,.0f} + {pace['store_cpu_us']:,.0f}"
-            rows.append([engine, f"{pace['rate']:,}/s", *[f"{pace[name]:.2f}" for name in names], cpu])
+            cpu = name_cpu(pace["our_cpu_us"], pace["store_cpu_us"])
+            rows.append([engine, f"{pace['rate']:,}/s", cpu, *[f"{pace[name]:.2f}" for name in names]])
     fsync = found["disk"]
     heading = (
         f"from the moment an event was due, {traffic.BODY_SIZE} bytes, one process receives and works\n"

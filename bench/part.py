@@ -31,13 +31,24 @@ def run_part(
     parser.add_argument("--folder", type=Path, help="where stores are put (default: the system's temporary folder)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
     arguments = parser.parse_args(words)
+    return print_report(name, lambda: run(arguments.seconds, arguments.folder), render, arguments.json)
+
+
+def print_report(name: str, run: Callable[[], Found], render: Callable[[Found], str], record: Path | None) -> int:
+    """Measure, write the figures to `record`, print the report and what failed; return the exit status."""
+    # So that a stop from outside also runs every `finally`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        found = run(arguments.seconds, arguments.folder)
+        found = run()
     except BenchError as error:
         print(f"{name} failed: {error}", file=sys.stderr)
         return 1
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    if record:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(found, indent=2) + "\n")
+        print(f"record: {record}", file=sys.stderr)
     print(render(found))
-    return 0
+    failures = found.get("failures", {})
+    for what, reason in failures.items():
+        print(f"{what} failed: {reason}", file=sys.stderr)
+    return 1 if failures else 0

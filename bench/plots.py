@@ -25,7 +25,7 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from bench import stack, steady_report, trees, work_report
+from bench import stack, steady_report, work_report
 from bench.report import FLOORS
 from bench.traffic import LARGE_SIZE
 
@@ -282,7 +282,6 @@ def draw_steady(folder: Path, look: Look, path: Path) -> None:
     subjects = sorted(steady_report.distinct(ones, "subjects"), key=lambda count: count or math.inf, reverse=True)
     usual = set(subjects) <= set(steady_report.SUBJECTS)  # then a number has the same colour in every picture
     colors = dict(zip(steady_report.SUBJECTS if usual else subjects, cycle(look.warmer), strict=False))
-    styles = {tree: "-" if tree == trees.HERE else ":" for tree in found["trees"]}
     longest = step * (max(len(one["backlog"]) for one in ones) - 1)
     title = f"Events waiting while {found['seconds']:g} s of steady traffic is received and delivered"
     height = 1.9 * len(rates) + 1.2
@@ -292,11 +291,10 @@ def draw_steady(folder: Path, look: Look, path: Path) -> None:
         places = [(rate, column) for rate in rates for column in columns]
         for axes, (rate, (engine, known)) in zip(panels, places, strict=True):
             here = steady_report.select(ones, rate=rate, engine=engine, statistics=known)
-            for tree, style in styles.items():
-                for count in subjects:
-                    waiting = usual_backlog(steady_report.select(here, subjects=count, tree=tree))
-                    seconds = [step * n for n in range(len(waiting))]
-                    axes.plot(seconds, waiting, style, color=colors[count], linewidth=1.2)
+            for count in subjects:
+                waiting = usual_backlog(steady_report.select(here, subjects=count))
+                seconds = [step * n for n in range(len(waiting))]
+                axes.plot(seconds, waiting, color=colors[count], linewidth=1.2)
             axes.axvline(found["seconds"], color=look.other, linewidth=0.8)
             axes.set_yscale("symlog", linthresh=1, linscale=0.6)
             axes.set_ylim(0, 1.5 * max(10, *[most for one in ones for most in one["backlog"]]))
@@ -315,8 +313,6 @@ def draw_steady(folder: Path, look: Look, path: Path) -> None:
             else:
                 axes.tick_params(labelleft=False)
         keys = [Line2D([], [], color=colors[count], label=steady_report.name_subjects(count)) for count in subjects]
-        others = [tree[: trees.SHOWN] for tree in found["trees"] if tree != trees.HERE]
-        keys += [Line2D([], [], color=look.ink, linestyle=":", label=name) for name in others]
         keys.append(Line2D([], [], color=look.other, linewidth=0.8, label="last event"))
         panels[0].figure.legend(handles=keys, loc="lower center", ncols=len(keys), frameon=False, fontsize=9)
 

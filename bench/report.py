@@ -19,6 +19,7 @@ from bench.contestants import CONTESTANTS
 from bench.disk import Disk
 from bench.drive import CONNECTIONS, Figures
 from bench.traffic import BODY_SIZE, LARGE_SIZE, MIXES
+from bench.verdicts import MIN_ROUNDS, NOISY_CORES
 
 TITLES = {contestant.name: contestant.title for contestant in CONTESTANTS}
 OURS = [contestant.name for contestant in CONTESTANTS if contestant.is_ours]
@@ -35,7 +36,6 @@ FLOORS = [
 """Ingest: contestant, what it is compared with, floor and moonshot of the ratio of events per second."""
 
 DUPLICATES_FLOOR, DUPLICATES_MOONSHOT = 1.2, 2.0
-NOISY_CORES = 0.3
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ def render(results: Results) -> str:
     """Render the report as text."""
     parts = [_heading(results), table(_main_rows(results))]
     if ratios := _ratio_rows(results, results.ratio):
-        parts += ["times as many events/s as", table(ratios)]
         parts += ["times less CPU per event than (all processes)", table(_ratio_rows(results, results.thrift))]
+        parts += ["times as many events/s as", table(ratios)]
     if results.latency:
         parts += [f"latency at {results.settings.offered:.0f} events/s offered", table(_latency_rows(results))]
     if results.duplicates:
@@ -205,9 +205,20 @@ def render(results: Results) -> str:
     parts += ["set up", table([[name, _setup(name)] for name in results.rounds])]
     if judged := targets(results):
         # Somebody else's work slows the references that use all cores more than it slows us.
-        heading = "targets" if not results.is_noisy else "targets (no verdict: this machine was busy with other work)"
-        parts += [heading, "\n".join(f"  {target.line()}" for target in judged)]
+        parts += [
+            name_targets(results.settings.rounds, results.is_noisy),
+            "\n".join(f"  {target.line()}" for target in judged),
+        ]
     return "\n\n".join(parts)
+
+
+def name_targets(rounds: int, is_noisy: bool) -> str:
+    """Head the list of targets with how much it is worth."""
+    if is_noisy:
+        return "targets (no verdict: this machine was busy with other work)"
+    if rounds < MIN_ROUNDS:
+        return f"targets (no verdict: {rounds} of {MIN_ROUNDS} rounds; `scripts/bench ratios` also measures the noise)"
+    return "targets"
 
 
 def _heading(results: Results) -> str:
@@ -228,7 +239,7 @@ def _heading(results: Results) -> str:
 
 
 def _main_rows(results: Results) -> list[list[str]]:
-    rows = [["contestant", "events/s", "spread", "p50 ms", "p99 ms", "CPU µs/event", "failed", "others' cores", ""]]
+    rows = [["contestant", "CPU µs/event", "events/s", "spread", "p50 ms", "p99 ms", "failed", "others' cores", ""]]
     for name, rounds in sorted(results.rounds.items(), key=lambda item: -(results.per_second(item[0]) or 0)):
         speeds = [one.figures.per_second for one in rounds]
         server = statistics.median(one.server_cpu_us for one in rounds)
@@ -236,11 +247,11 @@ def _main_rows(results: Results) -> list[list[str]]:
         rows.append(
             [
                 name,
+                name_cpu(server, store),
                 f"{statistics.median(speeds):,.0f}",
                 f"{min(speeds):,.0f}–{max(speeds):,.0f}",
                 f"{statistics.median(one.figures.p50_ms for one in rounds):.1f}",
                 f"{statistics.median(one.figures.p99_ms for one in rounds):.1f}",
-                f"{server:,.0f} + {store:,.0f}" if store else f"{server:,.0f}",
                 f"{sum(one.figures.refused + one.figures.broken for one in rounds):,}",
                 f"{max(one.others_cores for one in rounds):.2f}",
                 TITLES[name],
@@ -305,6 +316,11 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         ]
         lines.append("  " + "  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def name_cpu(ours: float, store: float) -> str:
+    """Format CPU per event of all processes, of ours, and of the database's where it has its own: `121 = 76 + 45`."""
+    return f"{ours + store:,.0f} = {ours:,.0f} + {store:,.0f}" if store else f"{ours:,.0f}"
 
 
 def short(value: float | None) -> str:

@@ -3,18 +3,15 @@
 Draining a full store (`scripts/bench work`) hides what steady traffic shows: small groups, hot subjects, statistics of
 a young store. Three parts. `steady` offers events at fixed moments, delivers them to an HTTP sink that answers at once,
 and asks when each delivery was settled. `alone` drains one subject with a handler that does nothing.
-`hot` sends many events to one subject while nobody vacuums, and compares what the first and the last of them cost. With
-`--against` another revision of this repository takes turns with this one. Run by `scripts/bench steady`; talk on
-stderr, report on stdout, exit 1 when a check failed.
+`hot` sends many events to one subject while nobody vacuums, and compares what the first and the last of them cost. Run
+by `scripts/bench steady`; talk on stderr, report on stdout, exit 1 when a check failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -29,12 +26,12 @@ from typing import Any
 
 import psycopg
 
-from bench import disk, drive, machine, traffic, work
-from bench.engines import BenchError, Postgres, cpu_seconds
+from bench import disk, drive, machine, part, traffic, work
+from bench.engines import ROOT, BenchError, Postgres, cpu_seconds
+from bench.pairs import read_count
 from bench.product import Product, serving
 from bench.progress import Progress
 from bench.steady_report import ALONE_RATE, ENGINES, PIECE, SUBJECTS, Alone, Hot, Scene, Steady, render, targets
-from bench.trees import check_out_both, take_turns
 from bench.work_contestants import CONTESTANTS, Books, Contestant, Place, run_sink
 from bench.work_noise import Neighbours
 from bench.work_report import Settings
@@ -65,9 +62,7 @@ def contestant_of(engine: str) -> Contestant:
 class Turn:
     """One tree's chance to show what it can."""
 
-    tree: str
-    """Its name."""
-    path: Path
+    tree: Path
     place: Place
     tick: drive.Tick
 
@@ -131,7 +126,7 @@ class Running:
 @contextmanager
 def run_server(turn: Turn, engine: str, scenario: str = "steady") -> Iterator[Running]:
     """Start `serve` on a fresh store; both are gone afterwards. `noop`: for a handler that does nothing."""
-    with serving(turn.place, engine, scenario, turn.path) as product, ExitStack() as stack:
+    with serving(turn.place, engine, scenario, turn.tree) as product, ExitStack() as stack:
         books = Books(contestant_of(engine), product.store)
         stack.callback(books.close)
         yield Running(product, books, turn.place, engine)
@@ -151,7 +146,6 @@ def run_scene(turn: Turn, *, scene: Scene, seconds: float) -> Steady:
         ends = running.read_delivered()
     return measure(
         scene,
-        turn.tree,
         due=[began + n / scene.rate for n in range(running.sent - first)],
         ends=[ends.get(f"event-{n}") for n in range(first, running.sent)],
         until=until,
@@ -162,7 +156,6 @@ def run_scene(turn: Turn, *, scene: Scene, seconds: float) -> Steady:
 
 def measure(
     scene: Scene,
-    tree: str,
     *,
     due: Sequence[float],
     ends: Sequence[float | None],
@@ -174,7 +167,6 @@ def measure(
     delays = sorted(((end or until) - moment) * 1000 for moment, end in zip(due, ends, strict=True))
     return Steady(
         scene=scene,
-        tree=tree,
         events=len(due),
         undelivered=ends.count(None),
         mean_ms=statistics.fmean(delays),
@@ -208,7 +200,7 @@ def run_alone(turn: Turn, *, engine: str, seconds: float) -> Alone:
     """Drain one subject; then offer it events at a steady rate. The handler does nothing."""
     seconds = min(seconds, ALONE_SECONDS)
     settings = Settings(seconds, 1, turn.place.body, 0, None)
-    drained = work.run_turn(contestant_of(engine), turn.place, settings, turn.tick, turn.path)
+    drained = work.run_turn(contestant_of(engine), turn.place, settings, turn.tick, turn.tree)
     with run_server(turn, engine, "noop") as running:
         running.warm_up(1)
         neighbours, first = running.neighbours(), running.sent
@@ -218,7 +210,6 @@ def run_alone(turn: Turn, *, engine: str, seconds: float) -> Alone:
     in_time = sum(ends.get(f"event-{n}", math.inf) <= began + seconds for n in range(first, running.sent))
     return Alone(
         engine,
-        turn.tree,
         drained.per_second,
         in_time / seconds,
         drained.store_cpu_us,
@@ -245,7 +236,7 @@ def run_hot(turn: Turn, *, engine: str, events: int) -> Hot:
         others = neighbours.cores()
         running.read_delivered()
     store, ours = ([cost * 1e6 / PIECE for cost in column] for column in zip(*costs, strict=True))
-    return Hot(engine, turn.tree, store, ours, others)
+    return Hot(engine, store, ours, others)
 
 
 @contextmanager
@@ -281,7 +272,7 @@ def scenes(arguments: argparse.Namespace) -> list[Scene]:
 
 
 def list_jobs(arguments: argparse.Namespace) -> list[tuple[str, Callable[[Turn], Result]]]:
-    """List what every tree is to do, each with its title."""
+    """List what is to be measured, each with its title."""
     jobs: list[tuple[str, Callable[[Turn], Result]]] = []
     if "steady" in arguments.only:
         jobs += [
@@ -301,7 +292,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     results: list[Result] = []
     failures: dict[str, str] = {}
     with ExitStack() as stack:
-        both = stack.enter_context(check_out_both(arguments.against))
         home = Path(tempfile.mkdtemp(prefix="oncehook-steady-", dir=arguments.folder))
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         postgres = Postgres(home) if "postgres" in arguments.engine else None
@@ -309,20 +299,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             stack.callback(postgres.stop)
         place = Place(home, postgres, stack.enter_context(run_sink(home)), traffic.BODY_SIZE)
         fsync = disk.summarize(disk.measure(home, seconds=1.0))
-        progress = Progress(arguments.rounds * len(jobs) * len(both))
-        for _, (title, job), tree, path in take_turns(arguments.rounds, jobs, both):
-            tick = progress.step(f"{title}  {tree}")
+        progress = Progress(arguments.rounds * len(jobs))
+        for title, job in jobs * arguments.rounds:
+            tick = progress.step(title)
             try:
-                results.append(job(Turn(tree, path, place, tick)))
+                results.append(job(Turn(ROOT, place, tick)))
             except BenchError as error:
-                failures[f"{title}  {tree}"] = str(error)
+                failures[title] = str(error)
                 progress.result(f"FAILED: {error}")
             else:
                 progress.result(brief(results[-1]))
     found: dict[str, Any] = {
         "machine": machine.describe(),
         "disk": asdict(fsync),
-        "trees": list(both),
         "seconds": arguments.seconds,
         "rounds": arguments.rounds,
         "backlog_seconds": BACKLOG_SECONDS,
@@ -363,17 +352,12 @@ def _positive(text: str) -> float:
     return number
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _subjects(text: str) -> int:
+def read_subjects(text: str) -> int:
+    """Read a number of subjects, 0 where every event has its own."""
     if text in ("unique", "0"):
         return 0
     try:
-        return _count(text)
+        return read_count(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of subjects nor `unique`") from None
 
@@ -386,13 +370,12 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         epilog="Options that take several values may also be repeated.",
     )
     parser.add_argument("--seconds", type=_positive, default=60.0, help="length of each load (default: 60)")
-    parser.add_argument("--rounds", type=_count, default=1, help="turns of everything (default: 1)")
-    parser.add_argument("--against", metavar="REVISION", help="take turns with this revision")
+    parser.add_argument("--rounds", type=read_count, default=1, help="turns of everything (default: 1)")
     several: list[tuple[str, Sequence[Any], Any, str]] = [
         ("only", PARTS, str, "parts"),
         ("engine", tuple(ENGINES), str, "engines"),
-        ("rate", RATES, _count, "events per second"),
-        ("subjects", SUBJECTS, _subjects, "how many, or `unique`: one for each event"),
+        ("rate", RATES, read_count, "events per second"),
+        ("subjects", SUBJECTS, read_subjects, "how many, or `unique`: one for each event"),
         ("statistics", STATISTICS, str, "whether PostgreSQL has none at first, or those of a nearly empty store"),
     ]
     for name, values, kind, about in several:
@@ -406,7 +389,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
             help=f"{about} (default: {' '.join(str(value or 'unique') for value in values)})",
         )
     parser.add_argument(
-        "--events", type=_count, default=HOT_EVENTS, help=f"events on the hot subject (default: {HOT_EVENTS})"
+        "--events", type=read_count, default=HOT_EVENTS, help=f"events on the hot subject (default: {HOT_EVENTS})"
     )
     parser.add_argument("--folder", type=Path, help="where stores are put (default: the system's temporary folder)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
@@ -427,19 +410,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, and print the report."""
     arguments = read_arguments(words)
-    # So that a stop from outside also runs every `finally` above.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        found = run(arguments)
-    except BenchError as error:
-        print(f"steady failed: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    print(render(found))
-    for name, reason in found["failures"].items():
-        print(f"{name} failed: {reason}", file=sys.stderr)
-    return 1 if found["failures"] else 0
+    return part.print_report("steady", lambda: run(arguments), render, arguments.json)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report import NOISY_CORES, Target, short, table
+from bench.report import Target, short, table
 from bench.traffic import BODY_SIZE
-from bench.trees import HERE, SHOWN
+from bench.verdicts import NOISY_CORES
 
 ENGINES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
 SUBJECTS = (0, 500, 20, 3, 1)
@@ -25,8 +25,6 @@ JUDGED_RATE, JUDGED_SUBJECTS = 1_000, (0, 20, 3)
 BEHIND_LIMIT_S, MEAN_LIMIT, STORE_CPU_LIMIT, HOT_LIMIT = 1.0, 3.0, 1.5, 1.3
 ALONE_RATE = 1_000
 """Events a second that are offered to one subject."""
-LOW_RATE, LOW_RATE_CPU_LIMIT, ALONE_FLOOR = 200, 0.5, 5.0
-"""Held against the other revision."""
 
 Found = dict[str, Any]
 
@@ -51,7 +49,6 @@ class Steady:
     """One scene: milliseconds from the moment an event was due until its delivery was settled."""
 
     scene: Scene
-    tree: str
     events: int
     undelivered: int
     """Not delivered when the waiting ended, and counted as if they had been delivered then."""
@@ -75,7 +72,6 @@ class Alone:
     """One subject and a handler that does nothing: deliveries a second, drained and while more arrives."""
 
     engine: str
-    tree: str
     drained: float
     under_load: float
     store_cpu_us: float
@@ -88,7 +84,6 @@ class Hot:
     """One subject that receives and delivers piece after piece while nobody vacuums: CPU per event of each piece."""
 
     engine: str
-    tree: str
     store_cpu_us: list[float]
     our_cpu_us: list[float]
     others_cores: float
@@ -125,12 +120,12 @@ def distinct(ones: Sequence[dict[str, Any]], name: str) -> list[Any]:
 
 def targets(found: Found) -> list[Target]:
     """List the targets that this run can judge."""
-    return [*_judge_steady(found), *_judge_hot(found), *_judge_against(found)]
+    return [*_judge_steady(found), *_judge_hot(found)]
 
 
 def _judge_steady(found: Found) -> list[Target]:
     """Judge whether hot subjects or old statistics make PostgreSQL late or expensive."""
-    ones = select(found["steady"], tree=HERE, engine="postgres", rate=JUDGED_RATE)
+    ones = select(found["steady"], engine="postgres", rate=JUDGED_RATE)
     ones = [one for one in ones if one["scene"]["subjects"] in JUDGED_SUBJECTS]
     if not ones:
         return []
@@ -159,31 +154,11 @@ def _judge_hot(found: Found) -> list[Target]:
     for engine in distinct(found["hot"], "engine"):
         pieces = "store_cpu_us" if engine == "postgres" else "our_cpu_us"
         ratios = []
-        for one in select(found["hot"], engine=engine, tree=HERE):
+        for one in select(found["hot"], engine=engine):
             first, last = first_and_last(one[pieces])
             ratios.append(last / first)
         what = f"{engine}, hot subject: CPU per event, last / first thousand"
         judged.append(_limit(what, statistics.median(ratios), HOT_LIMIT))
-    return judged
-
-
-def _judge_against(found: Found) -> list[Target]:
-    """Compare with the other revision."""
-    judged = []
-    for other in [tree for tree in found["trees"] if tree != HERE]:
-        name = other[:SHOWN]
-        low = select(found["steady"], engine="postgres", rate=LOW_RATE)
-        theirs, ours = select(low, tree=other), select(low, tree=HERE)
-        if theirs and ours:
-            ratio = median_of(ours, "store_cpu_us") / median_of(theirs, "store_cpu_us")
-            what = f"postgres, {LOW_RATE}/s: database's CPU per event / {name}"
-            judged.append(_limit(what, ratio, LOW_RATE_CPU_LIMIT))
-        for engine in distinct(found["alone"], "engine"):
-            theirs, ours = (select(found["alone"], engine=engine, tree=tree) for tree in (other, HERE))
-            if theirs and ours:
-                for rate, what in (("drained", "drained"), ("under_load", f"at {ALONE_RATE:,}/s")):
-                    ratio = median_of(ours, rate) / median_of(theirs, rate)
-                    judged.append(Target(f"{engine}, one subject {what} / {name}", ratio, "x", ALONE_FLOOR, None))
     return judged
 
 
@@ -199,13 +174,13 @@ def render(found: Found) -> str:
     parts = [_heading(found)]
     if found["steady"]:
         parts.append(
-            "ms from due to delivered; behind: the longest of these; CPU: µs per event, database and our\n"
-            "process; left: not delivered when the waiting ended"
+            "CPU µs: per event, of all processes, of it the database and our process; ms from due to\n"
+            "delivered; behind: the longest of these; left: not delivered when the waiting ended"
         )
     for engine in distinct(found["steady"], "engine"):
         for rate in distinct(select(found["steady"], engine=engine), "rate"):
             ones = select(found["steady"], engine=engine, rate=rate)
-            parts += [f"{ENGINES[engine]}, {rate:,} events/s", table(_steady_rows(ones, found["trees"]))]
+            parts += [f"{ENGINES[engine]}, {rate:,} events/s", table(_steady_rows(ones))]
     if found["alone"]:
         heading = "one subject, a handler that does nothing: deliveries a second, CPU µs of the drained ones"
         parts += [heading, table(_alone_rows(found))]
@@ -242,14 +217,14 @@ def _heading(found: Found) -> str:
     return "\n".join(lines)
 
 
-def _steady_rows(ones: Sequence[dict[str, Any]], trees: Sequence[str]) -> list[list[str]]:
-    rows = [["subjects", "statistics", "mean ms", "p50 ms", "p99 ms", "behind s", "CPU: DB", "ours", "left", ""]]
-    for subjects in distinct(ones, "subjects"):
-        for known in distinct(ones, "statistics"):
-            for tree in trees:
-                rounds = select(ones, subjects=subjects, statistics=known, tree=tree)
-                if rounds:
-                    rows.append([str(subjects or "unique"), known, *_steady_cells(rounds), _show_tree(tree, trees)])
+def _steady_rows(ones: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = [["subjects", "statistics", "CPU µs", "DB", "ours", "mean ms", "p50 ms", "p99 ms", "behind s", "left"]]
+    rows += [
+        [str(subjects or "unique"), known, *_steady_cells(rounds)]
+        for subjects in distinct(ones, "subjects")
+        for known in distinct(ones, "statistics")
+        if (rounds := select(ones, subjects=subjects, statistics=known))
+    ]
     return rows
 
 
@@ -258,36 +233,31 @@ def _steady_cells(rounds: Sequence[dict[str, Any]]) -> list[str]:
     # Had anybody waited for those that are left, the delays would be longer.
     at_least = "≥" if left else ""
     cells = [at_least + short(median_of(rounds, name)) for name in ("mean_ms", "p50_ms", "p99_ms")]
-    return [*cells, f"{at_least}{median_of(rounds, 'behind_s'):.2f}", *_cpu_cells(rounds), f"{left:,}"]
-
-
-def _show_tree(tree: str, trees: Sequence[str]) -> str:
-    return tree[:SHOWN] if len(trees) > 1 else ""
+    return [*_cpu_cells(rounds), *cells, f"{at_least}{median_of(rounds, 'behind_s'):.2f}", f"{left:,}"]
 
 
 def _cpu_cells(rounds: Sequence[dict[str, Any]]) -> list[str]:
-    """Format the database's CPU, where it has processes of its own, and ours."""
+    """Format the CPU of all processes, of it the database's where it has its own, and ours."""
     store, ours = (median_of(rounds, name) for name in ("store_cpu_us", "our_cpu_us"))
-    return [f"{store:,.0f}" if store else "–", f"{ours:,.0f}"]
+    both = statistics.median(one["store_cpu_us"] + one["our_cpu_us"] for one in rounds)
+    return [f"{both:,.0f}", f"{store:,.0f}" if store else "–", f"{ours:,.0f}"]
 
 
 def _alone_rows(found: Found) -> list[list[str]]:
-    rows = [["engine", f"at {ALONE_RATE:,}/s", "drained", "CPU: DB", "ours", ""]]
+    rows = [["engine", "CPU µs", "DB", "ours", "drained", f"at {ALONE_RATE:,}/s"]]
     for engine in distinct(found["alone"], "engine"):
-        for tree in found["trees"]:
-            if rounds := select(found["alone"], engine=engine, tree=tree):
-                rates = [f"{median_of(rounds, name):,.0f}" for name in ("under_load", "drained")]
-                figures = [*rates, *_cpu_cells(rounds)]
-                rows.append([ENGINES[engine], *figures, _show_tree(tree, found["trees"])])
+        rounds = select(found["alone"], engine=engine)
+        rates = [f"{median_of(rounds, name):,.0f}" for name in ("drained", "under_load")]
+        rows.append([ENGINES[engine], *_cpu_cells(rounds), *rates])
     return rows
 
 
 def _hot_rows(found: Found) -> list[list[str]]:
-    rows = [["engine", "DB: first", "last", "ratio", "ours: first", "last", "ratio", ""]]
+    rows = [["engine", "DB: first", "last", "ratio", "ours: first", "last", "ratio"]]
     for one in found["hot"]:
         cells = []
         for name in ("store_cpu_us", "our_cpu_us"):
             first, last = first_and_last(one[name])
             cells += [f"{first:,.0f}", f"{last:,.0f}", f"{last / first:.2f}x"] if first else ["–"] * 3
-        rows.append([ENGINES[one["engine"]], *cells, _show_tree(one["tree"], found["trees"])])
+        rows.append([ENGINES[one["engine"]], *cells])
     return rows

@@ -17,7 +17,8 @@ from typing import Any
 from bench import machine
 from bench.disk import Disk
 from bench.machine import version_of
-from bench.report import Target, short, table
+from bench.report import Target, name_cpu, name_targets, short, table
+from bench.verdicts import NOISY_CORES
 from bench.work_contestants import CONTESTANTS, SCENARIOS, SUBJECTS, Contestant
 
 FLOORS = [
@@ -34,7 +35,6 @@ DEEP_LIMIT, MANY_LIMIT = 1.1, 2.0
 """Lease cost with 100,000 waiting on one subject, and with 1,000,000 waiting in all, by that with 1,000."""
 FLAT = 1.05
 IDLE_LIMIT_MS, IDLE_MOONSHOT_MS = 10.0, 3.0
-NOISY_CORES = 0.3
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,7 @@ def render(results: Results) -> str:
     if results.idle:
         parts.append(table(_idle_rows(results)))
     if judged := targets(results):
-        noisy = results.others_cores > NOISY_CORES
-        heading = "targets (no verdict: this machine was busy with other work)" if noisy else "targets"
+        heading = name_targets(results.settings.rounds, results.others_cores > NOISY_CORES)
         parts += [heading, "\n".join(f"  {target.line()}" for target in judged)]
     return "\n\n".join(parts)
 
@@ -213,7 +212,7 @@ def _heading(results: Results) -> str:
 
 
 def _rows(results: Results, chosen: Sequence[Contestant]) -> list[list[str]]:
-    rows = [["contestant", "jobs/s", "spread", "CPU µs/job", "jobs", "processes", "others' cores", ""]]
+    rows = [["contestant", "CPU µs/job", "jobs/s", "spread", "jobs", "processes", "others' cores", ""]]
     for contestant in sorted(chosen, key=lambda one: -(results.per_second(one.name) or 0)):
         turns = results.rounds[contestant.name]
         speeds = [one.per_second for one in turns]
@@ -222,9 +221,9 @@ def _rows(results: Results, chosen: Sequence[Contestant]) -> list[list[str]]:
         rows.append(
             [
                 contestant.name,
+                name_cpu(worker, store),
                 f"{statistics.median(speeds):,.0f}",
                 f"{min(speeds):,.0f}–{max(speeds):,.0f}",
-                f"{worker:,.0f} + {store:,.0f}" if store else f"{worker:,.0f}",
                 f"{max(one.jobs for one in turns):,}",
                 f"{contestant.processes}",
                 f"{max(one.others_cores for one in turns):.2f}",
@@ -235,11 +234,11 @@ def _rows(results: Results, chosen: Sequence[Contestant]) -> list[list[str]]:
 
 
 def _ratio_rows(results: Results) -> list[list[str]]:
-    rows = [["compared", "times the jobs/s", "spread", "times less CPU per job"]]
+    rows = [["compared", "times less CPU per job", "times the jobs/s", "spread"]]
     for name, reference, _, _ in FLOORS:
         ratio, thrift = results.ratio(name, reference), results.thrift(name, reference)
         if ratio is not None and thrift is not None:
-            rows.append([f"{name} / {reference}", short(ratio), results.spread(name, reference), short(thrift)])
+            rows.append([f"{name} / {reference}", short(thrift), short(ratio), results.spread(name, reference)])
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Two revisions in one run: who has which turn, what is compared, and that nothing of the other one stays."""
+"""A commit beside this tree: what both do, what only this tree is asked for, and that nothing of the commit stays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bench.against import Look
 from bench.engines import ROOT, BenchError
-from bench.trees import HERE, check_out, take_turns
+from bench.pairs import Figures
+from bench.trees import HERE, check_out, name_commit
+from bench.turns import Look
 
-from bench import against
-
-OTHER = "18c060b8c3d50589abc0"
+from bench import against, turns
 
 
 def worktrees() -> list[str]:
@@ -36,26 +36,7 @@ def stores() -> Iterator[Path]:
         yield Path(folder)
 
 
-def measured(load: str, tree: str, number: int, **figures: float) -> dict[str, object]:
-    return {"load": load, "tree": tree, "round": number, "figures": figures, "others_cores": 0.1}
-
-
-def report(*ones: dict[str, object]) -> list[str]:
-    """The rows of a report on these results, in words."""
-    found = {"trees": [OTHER, HERE], "rounds": 3, "seconds": 5.0, "disk": {"p50_ms": 0.2}, "measured": ones}
-    return [" ".join(line.split()) for line in against.render(found).split("\n\n")[1].splitlines()[1:]]
-
-
-# -- turns -------------------------------------------------------------------------------------
-
-
-def test_who_comes_first_changes_with_every_job_and_every_round() -> None:
-    trees = {"a": Path("a"), "b": Path("b")}
-    turns = [(number, job, tree) for number, job, tree, _ in take_turns(2, ["x", "y"], trees)]
-    assert turns == [
-        *[(0, "x", "a"), (0, "x", "b"), (0, "y", "b"), (0, "y", "a")],
-        *[(1, "x", "b"), (1, "x", "a"), (1, "y", "a"), (1, "y", "b")],
-    ]
+# -- trees -------------------------------------------------------------------------------------
 
 
 def test_a_tree_is_removed_when_its_run_fails() -> None:
@@ -77,33 +58,11 @@ def test_a_revision_that_is_not_there_leaves_nothing(capsys: pytest.CaptureFixtu
 
 
 def test_neither_start_nor_end_of_the_workers_counts() -> None:
-    looks = [Look(10.0, 0, 1.0, 0.0), Look(11.0, 50, 2.0, 0.0), Look(12.0, 90, 3.0, 0.0), Look(13.0, 100, 3.1, 0.0)]
-    first, last = against.choose_window(looks, 100)
+    looks = [Look(10.0 + n, done, (1.0 + n, 0.0)) for n, done in enumerate((0, 50, 90, 100))]
+    first, last = turns.choose_window(looks, 100)
     assert (first.at, last.at) == (11.0, 12.0)
     with pytest.raises(BenchError, match="use more --seconds"):
-        against.choose_window(looks[-2:], 100)
-
-
-def test_both_trees_are_shown_with_median_spread_and_ratio() -> None:
-    slower = [measured("ingest", OTHER, n, **{"events/s": 1000.0 + n, "our CPU µs": 50.0}) for n in range(3)]
-    faster = [measured("ingest", HERE, n, **{"events/s": 2000.0 + n, "our CPU µs": 40.0 + 10 * n}) for n in range(3)]
-    assert report(*slower, *faster) == [
-        "ingest",
-        "events/s 1,001 1,000–1,002 2,001 2,000–2,002 1.999 2.00–2.00 better",
-        "our CPU µs 50 50–50 50 40–60 1.000 0.80–1.20",
-    ]
-
-
-def test_less_is_better_of_everything_but_rates() -> None:
-    ones = [measured("work", tree, n, **{"p50 ms": ms}) for n in range(3) for tree, ms in ((OTHER, 2.0), (HERE, 3.0))]
-    assert report(*ones)[1].endswith("worse")
-    assert not report(*ones[:4])[1].endswith("worse")  # two rounds may agree by chance
-
-
-def test_only_rounds_that_both_have_finished_are_compared() -> None:
-    ones = [measured("work", OTHER, 0, ms=1.0), measured("work", OTHER, 1, ms=7.0), measured("work", HERE, 1, ms=7.0)]
-    assert report(*ones) == ["work", "ms 7 7–7 7 7–7 1.000 1.00–1.00"]
-    assert report(ones[0]) == []
+        turns.choose_window(looks[-2:], 100)
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -115,8 +74,35 @@ def test_the_script_hands_parts_over() -> None:
     assert parts == {*against.PARTS, "whole"}
     assert against.read_arguments(["--against", "HEAD"]).parts == against.PARTS
     assert against.read_arguments(["work", "--against", "HEAD"]).parts == ["work"]
-    with pytest.raises(SystemExit):
-        against.read_arguments(["memory", "--against", "HEAD"])
+    for wrong in (["memory"], ["--receivers", "2"], ["work", "--receivers", "2"], ["--rounds", "0"]):
+        with pytest.raises(SystemExit):
+            against.read_arguments([*wrong, "--against", "HEAD"])
+
+
+def test_receivers_are_for_this_tree_only(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[bool, list[str]]] = []
+
+    def run_ingest(progress: object, label: str, *, place: Any, tree: Path, **about: object) -> Figures:
+        seen.append((tree == ROOT, place.serve_options))
+        return {"CPU µs": 60.0 if tree == ROOT else 100.0, "events/s": 1.0}
+
+    monkeypatch.setattr(turns, "run_ingest", run_ingest)
+    words = (
+        "ingest --against HEAD --engine sqlite --rounds 1 --seconds 0.1 --receivers 2 --cpu-goal 0.6 --rate-goal 1.5"
+    )
+    path = tmp_path / "against.json"
+    assert against.main([*words.split(), "--folder", str(stores), "--max-rate", "100", "--json", str(path)]) == 0
+    assert seen == [
+        (False, ["--no-worker"]),
+        (True, ["--no-worker", "--receivers", "2"]),
+        (False, ["--no-worker"]),
+    ]
+    text = capsys.readouterr().out
+    assert "B: this tree with --receivers 2" in text
+    assert "0.60× (0.60–0.60); noise 1.00–1.00; goal ≤ 0.6×: no verdict: 1 round" in text
+    assert "goal ≥ 1.5×" in text
 
 
 def test_a_short_run_of_the_same_revision(stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,16 +110,16 @@ def test_a_short_run_of_the_same_revision(stores: Path, tmp_path: Path, capsys: 
     path = tmp_path / "against.json"
     assert against.main([*words.split(), "--folder", str(stores), "--json", str(path)]) == 0, capsys.readouterr().err
     found = json.loads(path.read_text())
-    assert found["trees"] == ["HEAD", HERE]
-    assert [(one["load"], one["tree"]) for one in found["measured"]] == [
-        ("ingest  oncehook_sqlite", "HEAD"),
-        ("ingest  oncehook_sqlite", HERE),
-        ("latency  sqlite", HERE),
-        ("latency  sqlite", "HEAD"),
+    assert found["against"] == name_commit("HEAD")
+    assert [(one["title"], one["a"], one["b"]) for one in found["pairs"]] == [
+        ("ingest  sqlite", found["against"], HERE),
+        ("latency  sqlite", found["against"], HERE),
     ]
-    for one in found["measured"]:
-        assert all(value > 0 for value in one["figures"].values())
-    assert "at 1,000/s: done p50 ms" in capsys.readouterr().out
+    for pair in found["pairs"]:
+        [turn] = pair["turns"]
+        assert all(value > 0 for side in ("a", "b", "again") for value in turn[side]["figures"].values())
+        assert pair["measures"][0]["measure"].startswith("CPU µs")
+    assert "no verdict: 1 round, 5 are needed" in capsys.readouterr().out
     assert list(stores.iterdir()) == []
 
 

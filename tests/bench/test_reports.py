@@ -28,8 +28,8 @@ def settings(*words: str) -> Any:
     return ingest.settings_from(ingest.read_arguments(words), None)
 
 
-def results() -> Results:
-    made = Results(settings())
+def results(*words: str) -> Results:
+    made = Results(settings(*words))
     for name, speed in SPEEDS.items():
         made.rounds[name] = [measured(speed)]
         made.large[name] = [measured(speed / 4)]
@@ -71,6 +71,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_product_does_not_work_while_it_is_compared_unless_asked_to() -> None:
     assert settings().serve_options == ["--no-worker"]
     assert settings("--with-worker").serve_options == []
+    assert settings("--receivers", "2").serve_options == ["--no-worker", "--receivers", "2"]
 
 
 def test_ratios_of_repeated_keys_are_taken_within_their_turn() -> None:
@@ -86,6 +87,17 @@ def test_the_report_shows_every_load_and_how_each_is_set_up() -> None:
     assert "50% duplicates" in said
     assert "64 KB bodies" in said
     assert "gunicorn 4 workers; SELECT, then INSERT" in said
+
+
+def test_the_cpu_of_all_processes_comes_first() -> None:
+    lines = [line.split() for line in render(results()).splitlines()]
+    assert ["contestant", "CPU", "µs/event", "events/s", "spread"] in [line[:5] for line in lines]
+    assert ["oncehook_sqlite", "110", "=", "100", "+", "10", "9,000"] in [line[:7] for line in lines]
+
+
+def test_few_rounds_give_no_verdict() -> None:
+    assert "targets (no verdict: 2 of 5 rounds" in render(results("--rounds", "2"))
+    assert "no verdict" not in render(results("--rounds", "5"))
 
 
 def test_a_bar_carries_its_ratio() -> None:
@@ -128,7 +140,7 @@ def test_memory_and_growth_are_held_against_their_targets() -> None:
     one = {"idle_mb": 59.0, "loaded_mb": 150.0, "after_mb": 100.0, "idle_cpu": 2.0, "events": 1}
     found = memory.targets({"engines": {"sqlite": one}, "imports": {"python -c pass": 1.0, "import oncehook": 100.0}})
     assert [target.reached for target in found] == ["moonshot", "floor", None, "floor"]
-    sizes = [{"events": 0, "per_second": 1000.0}, {"events": 1_000_000, "per_second": 690.0}]
+    sizes = [{"events": 0, "per_second": 1000.0}, {"events": 1_000_000, "per_second": 890.0}]
     leases = {"1": 20.0, str(growth.DEPTHS[-1]): 22.5}
     found = growth.targets({"intake": {"sqlite": sizes}, "leases": {"sqlite": leases}})
     assert [target.reached for target in found] == [None, None]
@@ -148,5 +160,5 @@ def test_every_part_understands_what_the_whole_tells_it(tmp_path: Path) -> None:
 def test_the_script_knows_every_part() -> None:
     text = (ROOT / "scripts/bench").read_text()
     [listed] = re.findall(r'case "\$\{1:-\}" in (.*?)\)', text)
-    assert {*whole.PARTS, "scale", "plots"} == set(listed.split(" | "))
+    assert {*whole.PARTS, "scale", "plots", "ratios"} == set(listed.split(" | "))
     assert {*whole.PARTS, "scale"} == set(re.findall(r"scripts/bench (\S+)` one part", text)[0].split("|"))

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.engines import ROOT, BenchError
+from bench.engines import BenchError
 from bench.steady_report import Alone, Hot, Scene, Steady, render, targets
-from bench.trees import HERE
 
-from bench import plots, steady, trees
+from bench import plots, steady
 
-OTHER = "18c060b8c3d50589abc0"
-COLUMNS = "subjects statistics mean ms p50 ms p99 ms behind s CPU: DB ours left"
+COLUMNS = "subjects statistics CPU µs DB ours mean ms p50 ms p99 ms behind s left"
 
 
-def one_scene(engine: str, rate: int, subjects: int, statistics: str, tree: str = HERE, **about: Any) -> Steady:
+def one_scene(engine: str, rate: int, subjects: int, statistics: str, **about: Any) -> Steady:
     """A scene that went well, unless `about` says otherwise."""
     figures: dict[str, Any] = {
         "events": 60 * rate,
@@ -35,7 +32,7 @@ def one_scene(engine: str, rate: int, subjects: int, statistics: str, tree: str 
         "backlog": [5, 6, 5, 0],
         "others_cores": 0.1,
     }
-    return Steady(scene=Scene(engine, rate, subjects, statistics), tree=tree, **{**figures, **about})
+    return Steady(scene=Scene(engine, rate, subjects, statistics), **{**figures, **about})
 
 
 def steady_run(*more: Steady, alone: list[Alone] | None = None, hot: list[Hot] | None = None) -> dict[str, Any]:
@@ -44,7 +41,6 @@ def steady_run(*more: Steady, alone: list[Alone] | None = None, hot: list[Hot] |
     ones = [one_scene(one.engine, one.rate, one.subjects, one.statistics) for one in chosen]
     return {
         "disk": {"p50_ms": 0.2, "p99_ms": 0.3},
-        "trees": [*dict.fromkeys(one.tree for one in more if one.tree != HERE), HERE],
         "seconds": 60.0,
         "rounds": 1,
         "backlog_seconds": 0.5,
@@ -106,18 +102,13 @@ def test_a_wrong_option_is_refused_before_anything_is_measured(
     assert error in capsys.readouterr().err
 
 
-def test_a_revision_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert steady.main(["--against", "no-such-revision"]) == 1
-    assert "no-such-revision" in capsys.readouterr().err
-
-
 # -- figures -----------------------------------------------------------------------------------
 
 
 def test_delays_count_from_the_moment_an_event_was_due() -> None:
     due = [100 + n / 100 for n in range(100)]
     ends = [moment + (0.5 if n == 7 else 0.01) for n, moment in enumerate(due)]
-    found = steady.measure(Scene("postgres", 100, 0, "fresh"), HERE, due=due, ends=ends, until=102.0, cpu=(0.1, 0.2),
+    found = steady.measure(Scene("postgres", 100, 0, "fresh"), due=due, ends=ends, until=102.0, cpu=(0.1, 0.2),
                            others=0.0)  # fmt: skip
     assert found.undelivered == 0
     assert found.p50_ms == pytest.approx(10)
@@ -130,7 +121,7 @@ def test_delays_count_from_the_moment_an_event_was_due() -> None:
 def test_what_was_never_delivered_is_as_late_as_somebody_waited_and_stays_in_the_backlog() -> None:
     due = [100 + n / 100 for n in range(100)]
     ends = [*[moment + 0.001 for moment in due[:50]], *[None] * 50]
-    found = steady.measure(Scene("postgres", 100, 0, "fresh"), HERE, due=due, ends=ends, until=105.0, cpu=(0.1, 0.1),
+    found = steady.measure(Scene("postgres", 100, 0, "fresh"), due=due, ends=ends, until=105.0, cpu=(0.1, 0.1),
                            others=0.0)  # fmt: skip
     assert found.undelivered == 50
     assert found.behind_s == pytest.approx(4.5)
@@ -146,23 +137,21 @@ def test_the_backlog_ends_where_nothing_waits() -> None:
 
 def test_the_report_has_every_column_and_fits() -> None:
     late = {"mean_ms": 43_210.9, "p50_ms": 43_210.9, "p99_ms": 76_543.2, "behind_s": 76.6, "undelivered": 113_334}
-    worst = [one_scene("postgres", rate, 3, "analysed", OTHER, **late) for rate in steady.RATES]
-    alone = [
-        Alone(engine, tree, 900.0, 600.0, 400.0, 300.0, 0.1) for engine in steady.ENGINES for tree in (HERE, OTHER)
-    ]
-    hot = [Hot("postgres", tree, [500.0] * 100, [400.0] * 100, 0.1) for tree in (HERE, OTHER)]
+    worst = [one_scene("postgres", rate, 7, "analysed", **late) for rate in steady.RATES]
+    alone = [Alone(engine, 900.0, 600.0, 400.0, 300.0, 0.1) for engine in steady.ENGINES]
+    hot = [Hot("postgres", [500.0] * 100, [400.0] * 100, 0.1)]
     text = render(steady_run(*worst, alone=alone, hot=hot))
     headings = [" ".join(line.split()) for line in text.splitlines() if line.startswith("  subjects")]
     assert headings == [COLUMNS] * 6
     assert max(map(len, text.splitlines())) <= 100
     [row, *_] = [" ".join(line.split()) for line in text.splitlines() if "113,334" in line]
-    assert row == "3 analysed ≥43,211 ≥43,211 ≥76,543 ≥76.60 500 400 113,334 18c060b8c3d5"
+    assert row == "7 analysed 900 500 400 ≥43,211 ≥43,211 ≥76,543 ≥76.60 113,334"
 
 
 def test_rounds_are_reported_by_their_median() -> None:
     more = [one_scene("postgres", 200, 7, "fresh", mean_ms=mean) for mean in (1.0, 2.0, 30.0)]
     [row] = [line.split() for line in render(steady_run(*more)).splitlines() if line.startswith("  7 ")]
-    assert row[2] == "2"
+    assert row[5] == "2"
 
 
 def test_one_bad_scene_misses_its_targets() -> None:
@@ -178,27 +167,11 @@ def test_one_bad_scene_misses_its_targets() -> None:
     assert set(judged(found).values()) == {False}
 
 
-def test_the_other_revision_is_what_the_rest_is_held_against() -> None:
-    theirs = one_scene("postgres", 200, 0, "fresh", OTHER, store_cpu_us=1500.0)
-    speeds = {
-        ("sqlite", HERE): 1000.0,
-        ("sqlite", OTHER): 210.0,
-        ("postgres", HERE): 1000.0,
-        ("postgres", OTHER): 190.0,
-    }
-    alone = [Alone(engine, tree, speed, 1000.0 - speed, 0.0, 300.0, 0.1) for (engine, tree), speed in speeds.items()]
-    found = judged(steady_run(theirs, alone=alone))
-    assert found["postgres, 200/s: database's CPU per event / 18c060b8c3d5"]
-    assert not found["sqlite, one subject drained / 18c060b8c3d5"]
-    assert found["postgres, one subject drained / 18c060b8c3d5"]
-    assert not found["postgres, one subject at 1,000/s / 18c060b8c3d5"]
-
-
 def test_a_hot_subject_that_becomes_expensive_is_seen() -> None:
     costs = [500.0 + 2 * n for n in range(100)]
     what = "postgres, hot subject: CPU per event, last / first thousand"
-    assert not judged(steady_run(hot=[Hot("postgres", HERE, costs, [400.0] * 100, 0.1)]))[what]
-    assert judged(steady_run(hot=[Hot("postgres", HERE, [500.0] * 100, costs, 0.1)]))[what]
+    assert not judged(steady_run(hot=[Hot("postgres", costs, [400.0] * 100, 0.1)]))[what]
+    assert judged(steady_run(hot=[Hot("postgres", [500.0] * 100, costs, 0.1)]))[what]
 
 
 def test_a_busy_machine_gives_no_verdict() -> None:
@@ -228,7 +201,6 @@ def test_a_short_run_on_both_engines(
     words = f"--seconds 0.6 --rate 100 --subjects 3 --events 2000 --folder {stores} --json {report}"
     assert steady.main(words.split()) == 0, capsys.readouterr().err
     found = json.loads(report.read_text())
-    assert found["trees"] == [HERE]
     assert [str(Scene(**one["scene"])) for one in found["steady"]] == [
         "sqlite  100/s  3 subjects  fresh",
         "postgres  100/s  3 subjects  fresh",
@@ -262,30 +234,13 @@ def test_what_fails_is_named_and_the_rest_is_measured(
     def run_scene(turn: steady.Turn, *, scene: Scene, seconds: float) -> Steady:
         if scene.subjects == 3:
             raise BenchError("8 requests refused")
-        return one_scene(**asdict(scene), tree=turn.tree)
+        return one_scene(**asdict(scene))
 
     monkeypatch.setattr(steady, "run_scene", run_scene)
     words = "--engine sqlite --only steady --rate 5 --subjects 3 20 --json"
     assert steady.main([*words.split(), str(tmp_path / "steady.json")]) == 1
-    assert "sqlite  5/s  3 subjects  fresh  this tree failed: 8 requests refused" in capsys.readouterr().err
+    assert "sqlite  5/s  3 subjects  fresh failed: 8 requests refused" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "steady.json").read_text())["steady"]) == 1
-
-
-def test_trees_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, str]] = []
-    there, here = OTHER, HERE
-
-    def run_scene(turn: steady.Turn, *, scene: Scene, seconds: float) -> Steady:
-        assert turn.path == (tmp_path if turn.tree == there else ROOT)
-        seen.append((scene.subjects, turn.tree))
-        return one_scene(**asdict(scene), tree=turn.tree)
-
-    monkeypatch.setattr(steady, "run_scene", run_scene)
-    monkeypatch.setattr(trees, "check_out", lambda revision: nullcontext(tmp_path))
-    words = f"--engine sqlite --only steady --rate 5 --subjects 3 20 --rounds 2 --against {there}"
-    found = steady.run(steady.read_arguments(words.split()))
-    assert seen == [(3, there), (3, here), (20, here), (20, there), (3, here), (3, there), (20, there), (20, here)]
-    assert found["trees"] == [there, here]
 
 
 # -- the picture -------------------------------------------------------------------------------
@@ -293,7 +248,7 @@ def test_trees_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_picture_is_drawn_of_what_was_asked_for(tmp_path: Path) -> None:
     few = {**steady_run(), "steady": [asdict(one_scene("postgres", 5, 7, "fresh"))]}
-    for found in (few, steady_run(one_scene("sqlite", 200, 3, "fresh", OTHER, backlog=[10, 100, 1000]))):
+    for found in (few, steady_run(one_scene("sqlite", 200, 3, "fresh", backlog=[10, 100, 1000]))):
         (tmp_path / "steady.json").write_text(json.dumps(found))
         assert len(plots.draw_all(tmp_path)) == 2
 
