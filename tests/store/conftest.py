@@ -9,8 +9,10 @@ store's. A test of what gives up, and when, hands in its own `Timeouts`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import cached_property
@@ -22,11 +24,11 @@ import pytest
 
 from oncehook import clock
 from oncehook.model import Check
-from oncehook.store.base import Store
+from oncehook.store.base import Store, StoreObserver
 from oncehook.store.postgres import PostgresStore
 from oncehook.store.sqlite import SqliteStore
 from tests.schemas import built_schema, drop_tables
-from tests.servers import shared_postgres
+from tests.servers import shared_postgres, store_url
 from tests.store.making import enrolled
 from tests.store.place import Place, patient
 
@@ -38,6 +40,7 @@ class Ground(ABC):
     address: str
     """What a process of its own needs to open the same store."""
     damaged = False
+    has_owner = False
 
     def __init__(self) -> None:
         self._changes = pytest.MonkeyPatch()
@@ -107,13 +110,15 @@ class PostgresGround(Ground):
         super().__init__()
         self._stack = contextlib.ExitStack()
         self.schema = self._stack.enter_context(built_schema(movable_clock=True))
-        self.url = shared_postgres().url
+        self.url = store_url()
         self.address = f"{self.url}?schema={self.schema}"
 
     @cached_property
     def _connection(self) -> psycopg.Connection[Any]:
         options = f"-csearch_path={self.schema}"
-        connection = psycopg.connect(self.url, autocommit=True, cursor_factory=psycopg.RawCursor, options=options)
+        connection = psycopg.connect(
+            shared_postgres().url, autocommit=True, cursor_factory=psycopg.RawCursor, options=options
+        )
         self._stack.callback(connection.close)
         return connection
 
@@ -140,17 +145,61 @@ class PostgresGround(Ground):
         self._stack.close()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+class Working(StoreObserver):
+    """Wants to be woken: a client says so when it connects."""
+
+    works = True
+
+
+class ClientGround(SqliteGround):
+    """A file that another store owns: what the tests use is its client."""
+
+    has_owner = True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave clients out where a module says so: OWNER_ONLY."""
+    left_out = [
+        item
+        for item in items
+        if getattr(getattr(item, "module", None), "OWNER_ONLY", False)
+        and getattr(item, "callspec", None) is not None
+        and item.callspec.params.get("ground") == "client"  # type: ignore[attr-defined]
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(params=["sqlite", "client", "postgres"])
 def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
-    made: Ground = SqliteGround(tmp_path) if request.param == "sqlite" else PostgresGround()
+    kinds = {"sqlite": SqliteGround, "client": ClientGround}
+    made: Ground = kinds[request.param](tmp_path) if request.param in kinds else PostgresGround()
     yield made
     made.remove()
 
 
 @pytest.fixture
-async def store(ground: Ground) -> AsyncIterator[Store]:
+def owner(ground: Ground) -> Iterator[Store | None]:
+    """The store that owns the file, where the one under test is its client: on a loop of its own, as in a process."""
+    if not ground.has_owner:
+        yield None
+        return
+    made, loop = ground.make(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(made.open(), loop).result()
+    yield made
+    asyncio.run_coroutine_threadsafe(made.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+async def store(ground: Ground, owner: Store | None) -> AsyncIterator[Store]:
     made = ground.make()
-    await made.open()
+    await made.open(Working() if ground.has_owner else None)
     await enrolled(made)
     yield made
     # whatever a test did, nothing may be lost or invented (R68)

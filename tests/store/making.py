@@ -40,6 +40,7 @@ from oncehook.model import (
     subject_key,
 )
 from oncehook.observe import Observer
+from oncehook.reports import RunningReceiver
 from oncehook.routes import Route
 from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
@@ -68,6 +69,7 @@ class AdminOnly:
         self.store, self.limits = store, limits or Limits()
         self.sources, self.destinations, self.routes = sources or {}, dict(destinations or {}), list(routes)
         self.nudges: list[int] = []
+        self.receivers: Sequence[RunningReceiver] = ()
         store.free_disk = lambda: free  # type: ignore[method-assign]
         self.admin = Admin(self)
 

@@ -18,6 +18,7 @@ from oncehook.model import SIGNS, Clause, Engine, Filter, read_number
 from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import Cipher
+from oncehook.store.filters import encode_clauses
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import read as postgres_read
 from oncehook.store.sqlite import connection as sqlite_connection
@@ -220,7 +221,7 @@ def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
 
         def says(body: bytes, *asked: Clause) -> bool:
             text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + read.SAYS
-            [(n,)] = connection.execute(text, {"body": body, "clauses": read.encode_clauses(asked)})
+            [(n,)] = connection.execute(text, {"body": body, "clauses": encode_clauses(asked, str)})
             return bool(n)
 
         yield says
@@ -250,7 +251,7 @@ def test_python_is_asked_about_few() -> None:
         }.items():
             told.clear()
             found = connection.execute(
-                "SELECT 1 FROM events e WHERE true " + read.SAYS, [read.encode_clauses([clause])]
+                "SELECT 1 FROM events e WHERE true " + read.SAYS, [encode_clauses([clause], str)]
             )
             assert len(found.fetchall()) <= len(told) == few, clause
 
@@ -264,9 +265,7 @@ def postgres_says() -> Iterator[Callable[[bytes, Clause], bool]]:
             connection.execute(step.sql.encode())
 
         def says(body: bytes, *asked: Clause) -> bool:
-            row = connection.execute(
-                "SELECT body_says(%s, %s::jsonb)", [body, postgres_read.encode_clauses(asked)]
-            ).fetchone()
+            row = connection.execute("SELECT body_says(%s, %s::jsonb)", [body, encode_clauses(asked, str)]).fetchone()
             assert row is not None
             return bool(row[0])
 

@@ -49,6 +49,17 @@ async def test_a_storm_on_one_key_leaves_few_rows(ground: SqliteGround, store: S
     assert (kept.count(Outcome.duplicate), kept.count(Outcome.conflict)) == (KEPT_ARRIVALS, KEPT_ARRIVALS)
 
 
+async def test_of_many_copies_in_one_group_only_those_are_written_that_stay(ground: SqliteGround, store: Store) -> None:
+    [first] = await keep(store, item("k"))
+    copies = [item("k") for _ in range(KEPT_ARRIVALS + 30)]
+    await record(store, *map(intake, copies))
+    assert (await event_of(store, first)).copies == len(copies) + 1
+    kept = [arrival.id for arrival in await store.arrivals_of(first.event_id)]
+    assert kept == [copy.event_id for copy in copies[-KEPT_ARRIVALS:]]
+    assert rows(ground, "arrivals") == KEPT_ARRIVALS
+    assert ground.sql("SELECT value FROM marks WHERE name = 'seq'") == [(KEPT_ARRIVALS,)]  # no other was ever written
+
+
 async def test_a_copy_does_not_touch_its_key(ground: SqliteGround, store: Store) -> None:
     [first] = await keep(store, item("k"))
     before = ground.sql("SELECT * FROM keys")

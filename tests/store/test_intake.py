@@ -14,7 +14,7 @@ import pytest
 
 from oncehook.errors import Overloaded, StoreUnavailable
 from oncehook.model import Filter, Mark, Outcome, new_id, subject_key
-from oncehook.store.base import KEPT_ARRIVALS, Store
+from oncehook.store.base import KEPT_ARRIVALS, Store, StoreObserver
 from tests.store.conftest import Ground
 from tests.store.making import DAY, enrolled, event_of, intake, item, keep, outcomes, record, record_all
 
@@ -140,6 +140,26 @@ async def test_a_sender_that_has_gone_does_not_harm_the_others(store: Store) -> 
         gone.future.cancel()
     verdicts = await asyncio.gather(*[one.future for one in pending[1::2]])
     assert {verdict.outcome for [verdict] in verdicts} == {ACCEPTED}
+
+
+async def test_an_answer_that_fails_leaves_the_others_of_its_group_theirs(store: Store) -> None:
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+    pending = [store.record(intake(item(f"k{n}"))) for n in range(3)]
+    answered: list[Outcome] = []
+    for one in pending:
+        one.call_back(lambda one=one: answered.append(one.result()[0].outcome))
+    broken = ValueError("the connection is gone")
+
+    def fail() -> None:
+        raise broken
+
+    pending[1].call_back(fail)
+    await asyncio.gather(*[one.future for one in pending])
+    assert (answered, failures) == ([ACCEPTED, ACCEPTED], [broken])
+    late = asyncio.Event()
+    pending[0].call_back(late.set)
+    await late.wait()
 
 
 async def test_an_abandoned_intake_is_not_written(ground: Ground) -> None:
@@ -282,6 +302,21 @@ async def test_too_much_waits(ground: Ground) -> None:
     await store.open()
     with pytest.raises(Overloaded):
         store.record(intake(item("k")))
+    await store.close()
+
+
+async def test_receivers_divide_what_may_wait(ground: Ground, owner: Store | None) -> None:
+    """R57: over all of them as much may wait as in one process. The owner of a file writes for all."""
+    observer = StoreObserver()
+    observer.receiver_count = 2
+    store = ground.make(max_waiting=10)
+    await store.open(observer)
+    await enrolled(store)
+    most = 10 if getattr(store, "owns", False) else 5
+    taken = [store.record(intake(item(f"k{n}"))) for n in range(most)]
+    with pytest.raises(Overloaded):
+        store.record(intake(item("k")))
+    await asyncio.gather(*(pending.future for pending in taken))
     await store.close()
 
 

@@ -48,6 +48,9 @@ from tests.store.test_take_next import is_untouched
 from tests.store.working import Noted, Scripted, is_idle, working
 from tests.waiting import until
 
+OWNER_ONLY = True
+"""On SQLite the owner's worker takes arrivals of clients, too; a client's takes none."""
+
 
 class Admin:
     """A worker of this process that has some places, and notes what becomes of them."""

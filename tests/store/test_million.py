@@ -16,7 +16,7 @@ from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import read
 from oncehook.store.postgres.connection import Database, session
 from oncehook.store.postgres.queue import LEASE, lease_parameters
-from oncehook.store.postgres.read import read_parameters
+from oncehook.store.postgres.read import read_values
 from tests.store.making import deliver
 from tests.store.place import Place
 from tests.store.test_postgres_plans import pages
@@ -60,9 +60,11 @@ async def pages_of_lists(place: Place) -> dict[str, int]:
     async with session(Database.parse(place.url, place.schema)) as connection:
         found = {}
         for name, wanted in LISTS.items():
-            asked = [*await read_parameters(connection, wanted, Cipher()), Id(new_id()), read.LOOKED_AT, 51]
-            statement = read.way_to_deliveries(wanted).LIST
-            cursor = await connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {statement}", asked)
+            values = await read_values(connection, wanted, Cipher())
+            values |= {"before": Id(new_id()), "looked_at": read.LOOKED_AT, "limit": 51}
+            named = read.way_to_deliveries(wanted).LIST
+            explain = f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {named.TEXT}"
+            cursor = await connection.execute(explain, named.parameters(values))
             plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
             assert "Seq Scan on deliveries" not in plan, plan
             top = plan.split("\n")[1]

@@ -32,7 +32,7 @@ from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, queue, read
 from oncehook.store.postgres.connection import Database, session
-from oncehook.store.postgres.read import read_parameters
+from oncehook.store.postgres.read import read_values
 from oncehook.worker import TIMEOUTS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
@@ -104,9 +104,9 @@ async def test_every_list_has_its_index(place: Place) -> None:
 async def plan_of_list(place: Place, filter: Filter, what: str) -> str:
     way = read.way_to_deliveries(filter) if what == "deliveries" else read.way_to_events(filter)
     async with session(Database.parse(place.url, place.schema)) as connection:
-        asked = [*await read_parameters(connection, filter, Cipher()), Id(new_id()), read.LOOKED_AT, 51]
-        asked += [] if what == "deliveries" else [read.has_delivery_conditions(filter)]
-        cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {way.LIST}", asked)
+        values = await read_values(connection, filter, Cipher())
+        values |= {"before": Id(new_id()), "looked_at": read.LOOKED_AT, "limit": 51}
+        cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {way.LIST.TEXT}", way.LIST.parameters(values))
         return "\n".join(str(line) for (line,) in await cursor.fetchall())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import pytest
@@ -225,7 +224,7 @@ async def test_a_dead_letter_that_is_held_stops_the_line(store: Store) -> None:
     made = await deliver(store, "s", "s", "s", options=Options.hold)
     lease = await following(store, await take_one(store))
     assert lease.delivery.id == made[1]
-    settled = await store.settle([dataclasses.replace(dead(lease), take_next=30.0)], WORKER)
+    settled = await store.settle([structs.replace(dead(lease), take_next=30.0)], WORKER)
     assert (settled.ours, list(settled.next)) == ({lease.fence}, [])
     assert await take(store) == []
     assert await is_untouched(store, made[2])

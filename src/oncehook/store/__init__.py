@@ -1,1 +1,1 @@
-"""What is kept: one protocol (`base`), two engines that own their SQL (`sqlite`, `postgres`)."""
+"""The store: one protocol (`base`), two engines with SQL of their own (`sqlite`, `postgres`)."""

@@ -1,4 +1,4 @@
-"""The chain of the audit log (S34): each entry holds a hash over the entry before and itself.
+"""The hash chain of the audit log (S34): each entry has a hash over itself and the entry before.
 
 Both engines keep the chain's ends in `audit_chain` and refuse UPDATE and DELETE by triggers; SQLite's writer computes a
 hash with `entry_hash`, PostgreSQL's trigger `audit_insert` computes the same. `doctor` asks `check_chain`.
@@ -49,12 +49,13 @@ class Ends:
 
 
 def entry_hash(before: bytes, n: int, at: int, actor: str, act: str, target: str, detail: str) -> bytes:
-    """Return the hash of an entry, given that of the one before. No text of an entry holds NUL, which parts them."""
+    """Return the hash of an entry, given the one before. Parts are separated by NUL, which no text of an entry
+    contains."""
     return sha256(before + b"\0".join(str(part).encode() for part in (n, at, actor, act, target, detail))).digest()
 
 
 def check_chain(ends: Ends, entries: Iterable[ChainEntry]) -> Check:
-    """Check that every entry of the chain follows from the one before, and tell where it breaks."""
+    """Check that every entry follows from the one before; return where the chain breaks."""
     before, last = ends.pruned_hash, ends.before_first
     for entry in entries:
         if entry.n != last + 1:
@@ -77,7 +78,7 @@ def _report_break(where: str) -> Check:
 
 
 def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names of settings that were changed, added and removed, without those kinds that are empty."""
+    """Return the names of settings that were changed, added and removed; empty groups are left out."""
     found = {
         "changed": sorted(name for name in before.keys() & now.keys() if before[name] != now[name]),
         "added": sorted(now.keys() - before.keys()),

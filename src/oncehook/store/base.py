@@ -6,7 +6,7 @@ An engine implements `Store`; nothing above this file knows which one it uses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -65,37 +65,41 @@ class Timeouts:
 
     connect: int = 5
     statement: float = 5.0
-    """A statement on PostgreSQL, and a transaction there that does not go on."""
+    """For a statement on PostgreSQL, and an idle transaction there."""
     lock: float = 0.3
-    """A group of arrivals on PostgreSQL, for a row that a foreign transaction holds."""
+    """For a row that a foreign transaction locks, when a group of arrivals needs it (PostgreSQL)."""
     group: float = 0.01
-    """Other arrivals, for a group that is being written: it may have met a lock, or a slow disk."""
+    """For a group that is being written, before other arrivals go ahead: it may wait for a lock, or a slow disk."""
     silence: float = 10.0
-    """A connection that does not answer: its statement timeout should have ended the wait long before."""
+    """For a connection that does not answer: its statement timeout should have ended it long before."""
     turn: float = 2.0
-    """A question, for a connection to ask it on."""
+    """For a free connection."""
     heartbeat: float = 0.1
-    """A heartbeat, however short its leases are."""
+    """For a heartbeat, however short its leases are."""
     close: float = 5.0
-    """Closing, for what was taken in."""
+    """For writing what was accepted, on closing."""
     write_lock: float = 5.0
     """SQLite's writer, for another program that holds the write lock."""
+    loan: float = 2.0
+    """SQLite's writer, for a client that borrows the write lock to commit an effect of its own."""
+    takeover: float = 2.0
+    """A new owner of a SQLite file, for clients of the last one to come back, before their leases are taken over."""
     full_disk: float = 1.0
-    """Between two looks whether a full disk has space again."""
+    """Between two checks whether a full disk has space again."""
 
 
 KEPT_ARRIVALS = 20
-"""Later arrivals kept per event, the latest ones; `copies` counts them all."""
+"""Later arrivals stored per event, the latest ones; `copies` counts all."""
 
 TOKEN_USE_SECONDS = 60.0
-"""A token's last use is written at most this often, however many requests it makes."""
+"""Seconds between two updates of a token's last use."""
 
 UNSEEN = bytes(16)
-"""The body hash of a key that was imported: nobody here knows its body, so no copy of it is a conflict."""
+"""The body hash of an imported key: its body is unknown, so no copy of it is a conflict."""
 
 MOST_DECRYPTED = 100_000
 MOST_DECRYPTED_BYTES = 256 << 20
-"""Encrypted bodies that a replay or a discard looks into, at most: only Python can read them."""
+"""Bytes of encrypted bodies that a replay or a discard searches at most, because only Python can read them."""
 
 KEPT_REJECTIONS = 1000
 """Size of the ring of rejected arrivals."""
@@ -103,16 +107,16 @@ KEPT_REJECTIONS = 1000
 
 @dataclass(slots=True, frozen=True)
 class NameIds:
-    """The ids of names in the store. An id is never given twice."""
+    """The ids of names in the store. An id is never reused."""
 
     sources: Mapping[str, int]
     destinations: Mapping[str, int]
 
 
 def bind(intakes: Iterable[Intake], known: Mapping[bytes, bytes | None]) -> None:
-    """Give what was signed once the key under which it came first, where it is one event whatever its key.
+    """Give each signed request the key under which it came first, where the source allows one event per signature.
 
-    `known`: the keys of proofs that came before; they may have come without one.
+    `known`: keys of signatures that were seen before; None for one that came without a key.
     """
     firsts = dict(known)
     for intake in intakes:
@@ -125,68 +129,142 @@ def bind(intakes: Iterable[Intake], known: Mapping[bytes, bytes | None]) -> None
 
 
 class Pending:
-    """An intake that waits for the next group commit, and the future its sender waits on."""
+    """An intake that waits for the next group commit, and whoever waits for the verdicts on it.
 
-    __slots__ = ("abandoned", "future", "intake", "size")
+    Because every arrival makes one, it has no future unless somebody awaits it; who answers a sender is called back.
+    """
 
-    def __init__(self, intake: Intake, future: asyncio.Future[list[Verdict]]) -> None:
+    __slots__ = ("_call_back", "_error", "_future", "_verdicts", "abandoned", "intake", "is_decided", "loop", "size")
+
+    def __init__(self, intake: Intake, loop: asyncio.AbstractEventLoop) -> None:
         self.intake = intake
-        self.future = future
-        self.size = len(intake.raw or b"") + sum(len(item.body) for item in intake.items)
+        self.loop = loop
+        self.size = 0 if intake.raw is None else len(intake.raw)
+        for item in intake.items:
+            self.size += len(item.body)
         self.abandoned = False
         """Its sender got 503 meanwhile: do not start writing it."""
+        self.is_decided = False
+        self._verdicts: list[Verdict] = []
+        self._error: BaseException | None = None
+        self._call_back: Callable[[], None] | None = None
+        self._future: asyncio.Future[list[Verdict]] | None = None
+
+    @property
+    def future(self) -> asyncio.Future[list[Verdict]]:
+        """Future of the verdicts, made when it is first asked for. Cancelled, it is of a sender that has gone."""
+        if self._future is None:
+            self._future = self.loop.create_future()
+            if self.is_decided:
+                self._resolve(self._future)
+        return self._future
+
+    def call_back(self, function: Callable[[], None]) -> None:
+        """Call this function when it is decided, in the same turn of the loop; in the next one where it is already."""
+        if self.is_decided:
+            self.loop.call_soon(function)
+        else:
+            self._call_back = function
+
+    def result(self) -> list[Verdict]:
+        """Return one verdict per item, once it is decided. Raises what it failed with."""
+        if self._error is not None:
+            raise self._error
+        return self._verdicts
+
+    def answer(self, verdicts: list[Verdict]) -> None:
+        """Hand out the verdicts, after the commit. A sender that was given up on, or has gone, gets none."""
+        if not self.is_decided:
+            self._verdicts = verdicts
+            self._decide()
+
+    def refuse(self, error: BaseException) -> None:
+        """Fail, unless it is decided already."""
+        if not self.is_decided:
+            self._error = error
+            self._decide()
+
+    def _decide(self) -> None:
+        self.is_decided = True
+        if self._future is not None:
+            self._resolve(self._future)
+        if self._call_back is not None:
+            try:
+                self._call_back()
+            except Exception as error:  # the others of its group get their answers
+                self.loop.call_exception_handler({"message": "An answer failed.", "exception": error})
+
+    def _resolve(self, future: asyncio.Future[list[Verdict]]) -> None:
+        if future.done():
+            return
+        if self._error is None:
+            future.set_result(self._verdicts)
+        else:
+            future.set_exception(self._error)
+            future.exception()  # seen: its sender may have gone, and that is nothing to log
 
 
 class Taker(Protocol):
-    """A worker in the process that takes arrivals in: what it has room for is leased in the commit that keeps it."""
+    """A worker in the receiving process: deliveries that it has room for are leased in the commit that stores them."""
 
     id: str
 
     def reserve(self, destination_id: int) -> float | None:
-        """Keep a place for a delivery to this destination, and tell for how many seconds to lease it; None: no room."""
+        """Reserve a slot for a delivery to this destination; return the seconds to lease it for, or None without a free
+        slot."""
 
     def begin_reserved(self, lease: Lease, asked_at: float) -> None:
-        """Begin what was leased; `asked_at`: when that was asked for, by the steady clock."""
+        """Begin a leased delivery. `asked_at`: when the lease was requested, by the steady clock."""
 
     def give_up_reserved(self, destination_id: int) -> None:
-        """Free a place that was kept in vain."""
+        """Free a reserved slot that was not used."""
 
 
 class StoreObserver:
-    """Callbacks of a store, called on the loop that opened it. Here each does nothing; override what matters."""
+    """Callbacks of a store, called on its event loop. They do nothing here; override those that matter."""
 
     taker: Taker | None = None
     """The worker in this process, while it takes work."""
     works: bool = False
     """Whether anybody here works: then the store listens for what other processes make due."""
+    receiver_count: int = 1
+    """Receivers of one server: where each has a queue of its own, it may hold its part of what may wait."""
+    acts_only: bool = False
+    """Whether this is a command: it records no payload, and takes nobody's place."""
 
     def note_commit(self, operation: str, seconds: float) -> None:
         """Note how long a commit took."""
 
     def wake(self, destination_ids: Collection[int] | None) -> None:
-        """Look for work: something may have become due for these destinations; None: for any."""
+        """Look for work: deliveries may have become due for these destinations; None: for any."""
 
     def note_expired(self, expired: Expired) -> None:
-        """Note a lease that was taken over because its holder let it run out; called once for each."""
+        """Note an expired lease that was taken over; called once for each."""
 
     def note_finished(self, replay: StoredReplay) -> None:
-        """Note a replay that has ended here, done or aborted; called once for each."""
+        """Note a replay that ended in this process, done or aborted; called once for each."""
+
+
+class CommandObserver(StoreObserver):
+    """The observer of a command: nobody works there, and it takes nothing in."""
+
+    acts_only = True
 
 
 class Reserved:
-    """Deliveries of a group of arrivals for which a worker keeps places.
+    """Deliveries in a group of arrivals for which a worker has reserved slots.
 
-    At most one of a subject, because the others wait behind it. `latest_wins` is left out, because the highest rank
-    that was delivered must be looked up first.
+    At most one per subject, because the others wait behind it. None with `latest_wins`, because the highest delivered
+    rank must be looked up first.
     """
 
     def __init__(self, taker: Taker | None, sources: Mapping[int, str], batch: Iterable[Intake]) -> None:
-        """`sources`: their names by id."""
+        """`sources`: names by id."""
         self._taker = taker
         self._sources = sources
         self.who = None if taker is None else taker.id
         self.seconds: dict[bytes, float] = {}
-        """For how long each is to be leased, by its id."""
+        """Seconds to lease each delivery for, by id."""
         self._meant: dict[bytes, tuple[Intake, Item, Planned]] = {}
         self._followed: set[bytes] = set()
         self._asked_at = clock.steady()
@@ -210,7 +288,7 @@ class Reserved:
                             self._meant[planned.id] = (intake, item, planned)
 
     def begin(self, fences: Mapping[bytes, int], received_at: datetime | None) -> None:
-        """Hand out what was leased, by delivery and fence, and give the other places up."""
+        """Begin the leased deliveries, by delivery id and fence, and free the other slots."""
         if self._taker is None:
             return
         for delivery_id, (intake, item, planned) in self._meant.items():
@@ -231,22 +309,23 @@ class Reserved:
             self._taker.begin_reserved(lease, self._asked_at)
 
     def give_up(self) -> None:
-        """Give all places up: nothing was kept."""
+        """Free all slots: the group was not stored."""
         self.begin({}, None)
 
 
 class Transaction(Protocol):
-    """A transaction of the store's database that a handler may write in; its delivery is settled in it, last."""
+    """A transaction of the store's database that a handler may write in; its delivery is settled last, in the same
+    one."""
 
     connection: Any
     """The driver's own connection: psycopg's `AsyncConnection`, or its `Connection` for blocking handlers."""
 
     async def settle(self, settlement: Settlement) -> None:
-        """Settle inside this transaction. Raises LeaseLost: then everything in it must be rolled back (R52)."""
+        """Settle inside this transaction. Raises LeaseLost, after which all of it must be rolled back (R52)."""
 
 
 class BlockingTransaction(Protocol):
-    """The same, for a handler that runs on a thread."""
+    """A transaction like `Transaction`, for a handler on a thread."""
 
     connection: Any
 
@@ -254,95 +333,91 @@ class BlockingTransaction(Protocol):
 
 
 def answer(batch: Sequence[Pending], verdicts: Sequence[list[Verdict]]) -> None:
-    """Resolve the futures of a committed group. A sender that has gone is no reason to fail the others."""
+    """Hand out the verdicts on a committed group. A sender that has gone is no reason to fail the others."""
     for pending, verdict in zip(batch, verdicts, strict=True):
-        if not pending.future.done():
-            pending.future.set_result(verdict)
+        pending.answer(verdict)
 
 
-def refuse(batch: Sequence[Pending], error: BaseException) -> None:
-    """Fail the futures of a group that was not committed."""
+def refuse(batch: Iterable[Pending], error: BaseException) -> None:
+    """Fail the intakes of a group that was not committed."""
     for pending in batch:
-        if not pending.future.done():
-            pending.future.set_exception(error)
-            pending.future.exception()  # seen: its sender may have gone, and that is nothing to log
+        pending.refuse(error)
 
 
 class IntakeStore(Protocol):
     def record(self, intake: Intake) -> Pending:
         """Join the next group commit: keys, events and deliveries of this arrival, all or nothing.
 
-        `pending.future` resolves after the commit, with one verdict per item in their order; it fails with
+        It is decided after the commit, with one verdict per item in their order; it fails with
         StoreUnavailable when the outcome is unknown, in which case the sender's retry finds out (R4).
         Raises Overloaded at once when too much waits already. Must be called on the loop that opened the store.
         """
 
     async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
-        """Record in a transaction that the caller owns (`lends_transactions`): it is kept if, and when, that commits.
+        """Record in a transaction that the caller owns (`lends_transactions`): stored if, and when, that commits.
 
-        `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. Workers are woken by its commit. What the driver raises
-        passes through. Raises ConfigError when no transaction is open on it, or where none is lent.
+        `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. Its commit wakes workers. Errors of the driver pass
+        through. Raises ConfigError when no transaction is open on it, or where the store lends none.
         """
 
     def record_in_blocking(self, tx: Any, intake: Intake) -> list[Verdict]:
-        """Do what `record_in` does on a thread, with psycopg's `Connection`, or Django's or SQLAlchemy's."""
+        """Record like `record_in`, on a thread: with psycopg's `Connection`, or Django's or SQLAlchemy's."""
 
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
-        """Add to the bounded ring of rejections, and to the counters: (source id, what) -> how many."""
+        """Add to the bounded list of rejections, and to the counters: (source id, name) -> count."""
 
     async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
-        """Take keys as seen elsewhere, for `keep` seconds from now: an arrival with one is a duplicate, whatever its
-        body (`UNSEEN`). Returns how many were not known; a known one is left alone. Audited as `import`.
-        """
+        """Store keys that were seen elsewhere, for `keep` seconds from now: an arrival with one is a duplicate,
+        whatever its body (`UNSEEN`). Returns how many were new; existing keys are not changed. Audited as `import`."""
 
 
 class QueueStore(Protocol):
     async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
-        """Lease what may be leased now: at most one delivery per subject, in order of commit, each with a new fence.
+        """Lease what is due: at most one delivery per subject, in order of commit, each with a new fence.
 
-        Nothing of a paused destination or one whose breaker is open; one delivery, as a probe, when the breaker is half
-        open (its time has passed), and then the breaker stays closed to others for `want.probe` seconds.
-        A row whose lease has run out is taken over, after a `crashed` attempt is written and the attempt given back. A
-        row that crashed more often than `want.crash_tolerance` is set aside for `Priority.quarantined`, due at once;
-        leased with that priority it runs alone, and a crash then is a death of its own.
-        `worker` is named by `note_expired` in case it lets a lease run out.
+        Nothing is leased for a paused destination or one with an open breaker. Once the breaker's time has passed (half
+        open), one delivery is leased as a probe, and no others for `want.probe` seconds. A row whose lease has expired
+        is taken over: a `crashed` attempt is stored, which does not count as one of its attempts. A row that crashed
+        more often than `want.crash_tolerance` is moved to `Priority.quarantined`, due at once; leased with that
+        priority it runs alone, and a crash then counts against it. `worker` is the name that `note_expired` reports if
+        its lease expires.
         """
 
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
-        """Return which of these destinations have something to be leased now, and when the next of them will have.
+        """Return which of these destinations have due deliveries, and when the next delivery of one of them is due.
 
-        With `since`, also any other destination for which something has become due after that moment, however many
-        there are. Take `looked_at` of the last result, or the beginning of time.
+        With `since`, also any other destination that has had something due since that moment. Pass `looked_at` of the
+        last result, or the beginning of time.
         """
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
-        """Prolong these leases by their `seconds`, from now; returns the fences that are still ours.
+        """Extend these leases by their `seconds`, from now; return the fences that are still ours.
 
         Called on a thread of its own, never on the loop: a blocked handler or loop must not delay it (R32). May block
         for a short while. Raises StoreUnavailable when the outcome is unknown.
         """
 
     async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
-        """End these leases, all in one commit; returns which were still ours. For the others nothing is changed at all:
-        not state, attempts, time or order (R25-R27), and nothing that they emit is kept (R54). A `commit` that raises,
-        raises here for its own settlement alone, and so do `emits` that cannot be kept: such a settlement must be given
-        in a call of its own.
+        """End these leases in one commit; return which were still ours. Nothing changes for the others: not state,
+        attempts, time or order (R25-R27), and nothing that they emit is stored (R54). Where a `commit` raises, or
+        `emits` cannot be stored, that raises here for its own settlement alone, so such a settlement must be passed in
+        a call of its own.
 
-        Where `take_next` is set, the next delivery of the subject is leased in the same commit, by `worker`; unless
-        nothing waits, the destination is paused or failing, or a bulk replay comes after live work.
+        With `take_next`, the next delivery of the subject is leased by `worker` in the same commit; not if nothing
+        waits, the destination is paused or failing, or it would be a bulk replay after live work.
         """
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction for a handler; committed when left without an error, rolled back otherwise.
+        """Open a transaction for a handler; commit it on a normal exit, roll it back on an error.
 
-        SQLite has one writer and lends it to nobody: raises ConfigError, with the advice to use `event.commit`.
+        SQLite cannot lend its one writer: raises ConfigError, which recommends `event.commit`.
         """
 
     def blocking_transaction(self) -> AbstractContextManager[BlockingTransaction]:
-        """Do what `transaction` does, on a thread."""
+        """Open a transaction like `transaction`, on a thread."""
 
     async def register_worker(self, worker: StoredWorker) -> None:
-        """Note that a worker is there (the store sets its times), and forget those not heard of for a day."""
+        """Register a worker's heartbeat (the store sets its times), and remove workers not heard of for a day."""
 
     async def dismiss_worker(self, worker_id: str) -> None: ...
 
@@ -351,83 +426,84 @@ class AdminStore(Protocol):
     """Acts of people. Each writes its audit entry in the same transaction."""
 
     async def make_replay(self, replay_id: ReplayId, order: ReplayCommand) -> StoredReplay:
-        """Make a new run for each delivery that the order means; never a new event, never touching a key (R46).
+        """Start a new run for each delivery of the order; never a new event, never touching a key (R46).
 
-        Dead and discarded ones, done ones with `force`; never pending or leased ones. Not bulk: exactly one delivery
-        is meant, and it is made due at once; raises NotFound, NotReplayable, or ReplayTooSoon within REPLAY_PAUSE of
-        its last replay. Bulk: its items are fixed now, in order of commit, and fed later (`feed_replays`). Raises
-        PlanChanged when `expected` is not their number, NotReplayable when there are none. A known
-        `request_key` returns the replay it made, whatever else is asked.
+        Applies to dead and discarded deliveries, and with `force` to done ones; never to pending or leased ones. A
+        single replay is of exactly one delivery, made due at once; raises NotFound, NotReplayable, or ReplayTooSoon
+        within REPLAY_PAUSE of its last replay. A bulk replay fixes its items now, in order of commit, and
+        `feed_replays` feeds them later. Raises PlanChanged when `expected` is not their number, NotReplayable when
+        there are none. A known `request_key` returns the replay that it made before, whatever the rest of the order.
         """
 
     async def feed_replays(self, open_at_most: int = 500) -> int:
-        """Hand the next items of running bulk replays to workers, behind live traffic, at their rate; returns how many.
+        """Hand the next items of running bulk replays to workers, with a lower priority than live ones, at their rate;
+        return how many.
 
-        Any process may call it at any time. A held head that is replayed keeps its place; everything else joins the
-        tail of its subject. Finishes replays of which nothing is left.
+        Any process may call it at any time. A held head that is replayed keeps its position; everything else joins the
+        tail of its subject. Finishes replays without remaining items.
         """
 
     async def set_replay_state(self, replay_id: ReplayId, state: ReplayState, actor: str) -> StoredReplay:
-        """Pause, resume (running) or abort. What is done stays done, what was not fed stays where it was.
+        """Pause, resume (running) or abort a replay. Done items stay done; items not yet fed are not changed.
 
-        Raises NotFound, or NotWaiting when it is over already.
+        Raises NotFound, or NotWaiting for a replay that is over.
         """
 
     async def retry_now(self, delivery_id: DeliveryId, actor: str) -> None:
-        """Make a delivery that waits for its next attempt due now. Raises NotFound, or NotWaiting."""
+        """Make a delivery that waits for a retry due now. Raises NotFound, or NotWaiting."""
 
     async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
-        """Close dead letters without replay; a held subject goes on. Returns how many; others are left alone.
+        """Close dead letters without replay, so that a held subject goes on; return how many. Deliveries that are not
+        dead are not changed.
 
-        With `seen`, only those that were dead by then; raises PlanChanged when these are more than were seen (some
-        were about to be written down as dead at that very moment).
+        With `seen`, only those that were dead at that time. Raises PlanChanged when there are more than were counted
+        then (a settlement may have been committing at that moment).
         """
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
         """Erase one short batch of a subject's events (S37); call again while it finds some.
 
-        Of each go body, head, key text and subject, the errors and answers of its attempts, heads and bodies of later
-        arrivals, and the raw bytes of the split requests it came in. Open deliveries and dead letters are discarded
-        first; whoever holds a lease on one loses it. The rows stay, so every count holds; the key's hash stays for its
-        window, and no copy of it is a conflict any more (`UNSEEN`). Audited as `erase`, without the subject's text.
+        Erases each event's body, head, key text and subject, the errors and answers of its attempts, heads and bodies
+        of later arrivals, and the raw bytes of the split requests it came in. Open deliveries and dead letters are
+        discarded first, which ends leases on them. The rows stay, so that counts still add up; the key's hash stays for
+        its window, and a copy is a duplicate whatever its body (`UNSEEN`). Audited as `erase`, without the subject's
+        text.
         """
 
     async def erasable(self, order: EraseOrder) -> Erasure: ...
 
     async def empty_log(self) -> None:
-        """Leave nothing of what was erased in a log of our own: fold it into the database and cut it off.
+        """Remove erased data from a log of our own: checkpoint it into the database and truncate it.
 
-        Where the log is the server's (PostgreSQL), nothing happens. Raises StoreUnavailable while a reader needs it.
+        Does nothing where the log is the server's (PostgreSQL). Raises StoreUnavailable while a reader needs the log.
         """
 
     async def pause(self, destination_id: int, actor: str, why: str) -> None:
-        """Hold a destination back: nothing of it is leased until it is resumed; nothing is lost."""
+        """Pause a destination: nothing of it is leased until it is resumed, and nothing is lost."""
 
     async def resume(self, destination_id: int, actor: str) -> None:
-        """Let a destination go on; its breaker starts anew."""
+        """Resume a destination and reset its breaker."""
 
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
-        """Write an entry about something that was done elsewhere."""
+        """Write an audit entry about an act outside the store."""
 
     async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
-        """Keep a digest for each setting of this start; where some differ from those of the last start at the same
-        place, write an entry `settings` with their names. The first start at a place is the one to compare with.
-        """
+        """Store a digest of each setting at this start; where some differ from those of the last start at the same
+        place, write an entry `settings` with their names. The first start at a place only stores them."""
 
     async def invalidate_leases(self) -> int:
-        """Raise all fences, end all leases (R69) and all sessions: after a restore from a backup, they may have been
-        ended since. Returns how many leases ended.
-        """
+        """Raise all fences and end all leases (R69) and sessions after a restore: they may have ended since the backup.
+        Returns how many leases ended."""
 
 
 class ReadStore(Protocol):
     async def get_event(self, event_id: EventId) -> EventDetails | None: ...
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
-        """Return events that match, newest first, older than the cursor `before`.
+        """Return matching events, newest first, older than the cursor `before`.
 
-        Of the filter's conditions on deliveries (`destination`, `status`, `category`, `note`, `code`, `attempts_…`,
-        `replay_id`, `ids`), an event matches when one delivery of it meets them all.
+        For conditions on deliveries (`destination`, `status`, `category`, `note`, `code`, `attempts_…`, `replay_id`,
+        `ids`), an event matches when a single delivery of it meets all of them.
         """
 
     async def arrivals_of(self, event_id: EventId) -> list[StoredArrival]:
@@ -446,18 +522,17 @@ class ReadStore(Protocol):
     async def find_deliveries(
         self, filter: Filter, *, before: bytes | None = None, limit: int = 50
     ) -> Page[StoredDelivery]:
-        """Return deliveries that match, newest first, older than the cursor `before`."""
+        """Return matching deliveries, newest first, older than the cursor `before`."""
 
     async def attempts_of(self, delivery_id: DeliveryId) -> list[StoredAttempt]:
         """Return every attempt of a delivery, oldest first."""
 
     async def subject_of(self, delivery_id: DeliveryId, around: int = 10) -> list[StoredDelivery]:
-        """Return a delivery and its neighbours: same destination, source and subject, in order of commit."""
+        """Return a delivery and its neighbours of the same destination, source and subject, in order of commit."""
 
     async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
         """Group dead letters by destination and cause, the most frequent first; with `sources`, of their events only.
-        Looks at the latest 10,000.
-        """
+        Reads the latest 10,000."""
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan: ...
 
@@ -468,24 +543,22 @@ class ReadStore(Protocol):
     async def levels(self) -> dict[str, Level]: ...
 
     async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
-        """Count deliveries of events received since, by their status now (`leased` apart from `pending`)."""
+        """Count deliveries of events received since a moment, by current status (`leased` separate from `pending`)."""
 
     async def count_of(
         self, sources: Collection[str], since: datetime | None = None
     ) -> dict[str, dict[DeliveryStatus, int]]:
         """Count deliveries of these sources' events, by destination and status; with `since`, of events received since.
-        Counted row by row: counters do not know a source and a destination together.
-        """
+        Counts rows, because counters are kept by source or by destination, not by both."""
 
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> dict[str, list[tuple[datetime, int]]]:
-        """Return what was counted, by name, in steps of so many seconds: for charts."""
+        """Return counters by name in steps of so many seconds, for charts."""
 
     async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
-        """Return what was done, newest first; with `actor`, by this one only. Entries are only ever added: the database
-        refuses to change one, and to remove one otherwise than by `prune`; `check` follows their chain (S34).
-        """
+        """Return the audit log, newest first; with `actor`, only that actor's entries. The database refuses to change
+        an entry, or to remove one except by `prune`; `check` verifies their chain (S34)."""
 
     async def token_uses(self) -> dict[str, datetime]:
         """Return when each token was last used, by name, to the minute."""
@@ -497,52 +570,52 @@ class ReadStore(Protocol):
         """Return watermarks that are crossed now, and since when."""
 
     async def check(self) -> list[Check]:
-        """Look for what must never be: the conservation laws (R68), by scanning. For `doctor`; may take a while."""
+        """Check the conservation laws (R68) by scanning all rows. For `doctor`; may take a while."""
 
     async def size(self) -> int:
         """Return bytes on disk."""
 
 
 class UpkeepStore(Protocol):
-    """Looks after the store itself, and after sessions of the dashboard."""
+    """Upkeep of the store itself, and of dashboard sessions."""
 
     async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
-        """Give every name its id, once and for ever."""
+        """Assign an id to every name, once and for ever."""
 
     def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
-        """Do what `register_names` does on a thread, even before `open` (PostgreSQL). Raises StoreUnavailable."""
+        """Register like `register_names`, on a thread, even before `open` (PostgreSQL). Raises StoreUnavailable."""
 
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
-        """Note the addresses of destinations now, by their ids, as hashes; so that a replay can report a change."""
+        """Store hashes of the destinations' current addresses, by id, so that a replay can report a changed one."""
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         """Remove one short batch of what has outlived its time: events with everything about them, keys past their
         window, orphaned batches, old ranks, replays and audit entries, sessions that are over. Call again while it
         finds something.
 
-        `keep_events` is seconds per source id, `otherwise` for the others. Only events whose deliveries are all done or
-        discarded go; pending ones and dead letters stay (R67). Keys stay for their window (R20).
+        `keep_events` is in seconds by source id, `otherwise` for the others. Removes only events whose deliveries are
+        all done or discarded; pending ones and dead letters stay (R67). Keys stay for their window (R20).
         """
 
     async def roll_up(self) -> int:
         """Fold counters older than two days from minutes into days; sums never change. Returns rows removed."""
 
     async def mark_watermark(self, name: str, crossed: bool) -> bool:
-        """Note that a watermark is crossed, or back; returns whether that is news, True to exactly one caller."""
+        """Store that a watermark is crossed, or no longer; return True to exactly one caller when that is a change."""
 
     async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
-        """Begin a session for so long; when there are too many, the oldest ones end."""
+        """Begin a session that lasts so many seconds; when there are too many, end the oldest."""
 
     async def get_session(self, hash: bytes) -> StoredSession | None:
-        """Return a session that lasts; None when there is none, or no longer. Writes nothing."""
+        """Return a session; None when there is none, or it has ended. Writes nothing."""
 
     async def end_session(self, hash: bytes) -> None: ...
 
     async def note_token_use(self, name: str) -> None:
-        """Note that a token is used now, unless that was noted within the last TOKEN_USE_SECONDS."""
+        """Store that a token is used now, unless that was stored within the last TOKEN_USE_SECONDS."""
 
     async def inbox_number(self) -> int:
-        """Return a number that tells this store from others, drawn when it was made."""
+        """Return the random number that identifies this store, drawn when it was created."""
 
     async def ping(self) -> None:
         """Prove that the store can commit a write right now; raises StoreUnavailable."""
@@ -554,26 +627,35 @@ class Store(IntakeStore, QueueStore, AdminStore, ReadStore, UpkeepStore, Protoco
     """Everything that oncehook asks of a database. Each verb is one transaction."""
 
     engine: Engine
-    shared: bool
-    """Whether several processes may write at once; else one process holds it, and does all the work."""
+    embedded: bool
+    """Whether it is a file of the application's own: then every process of it works, unless it says otherwise."""
     lends_transactions: bool
     """Whether handlers and programs may write in a transaction of the store; else effects go through `event.commit`."""
+
+    @property
+    def is_alone(self) -> bool:
+        """True where no other process uses the store; False where that cannot be told."""
+
+    @property
+    def owner(self) -> int | None:
+        """Process that owns the store's file, as far as this one knows; None where the store is a server."""
+
     cipher: Cipher
-    """Encrypts what is kept of payloads; may be given other keys before `open`."""
+    """Encrypts payloads; may be given other keys before `open`."""
     observer: StoreObserver
 
     def announce(self, address: str, token: str) -> None:
-        """Let commands on this machine find the process that writes the store, where only one can."""
+        """Let commands on this machine find this server, where it owns the store's file."""
 
     def free_disk(self) -> float | None:
-        """Return the free part of the disk that the store is on, from 0 to 1; None: it is a server's."""
+        """Return the free part of the store's disk, from 0 to 1; None for a server's."""
 
     async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
-        """Connect, check that the engine keeps its promises (R2, R61, R66), bring the schema up to date.
+        """Connect, check that the engine keeps its promises (R2, R61, R66), and migrate the schema.
 
         `write=False` opens for reading only, beside a process that writes.
         Raises MigrationNeeded, SchemaTooNew, StoreHeld or StoreUnavailable.
         """
 
     async def close(self) -> None:
-        """Commit what was taken in, refuse what was not, and let go of the database."""
+        """Commit what was accepted, refuse the rest, and close the database."""

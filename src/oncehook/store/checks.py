@@ -1,4 +1,4 @@
-"""The conservation laws (R68): what must add up in any store at any moment, for all engines."""
+"""The conservation laws (R68): sums that must match in any store at any moment, for all engines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ LEVELS: Final = ("pending", "done", "dead", "discarded")
 
 @dataclass(slots=True)
 class Tally:
-    """What one snapshot of a store holds. An engine counts; `conservation` judges."""
+    """Counts of one snapshot of a store. The engine counts; `conservation` compares."""
 
     counted: Sequence[tuple[int, int, str, int]]
-    """The counters' sums: source, destination, what, how many."""
+    """Sums of the counters: source, destination, name, sum."""
     events: Mapping[int, int]
     """Rows in `events`, per source."""
     statuses: Mapping[tuple[int, str], int]
     """Rows in `deliveries`, per destination and status."""
     bad_keys: int
     lone_pending: int
-    """Pending deliveries of a subject that has no head: nobody would ever work them."""
+    """Pending deliveries of a subject without a head: they would never be leased."""
     misplaced_heads: int
     """Heads that are not the first of their subject, or finished and not held."""
 
@@ -73,9 +73,9 @@ _MISSING_KEY: Final = "Add the missing key to the end of `encrypt.key`; until th
 
 
 def encryption(kept: Iterable[tuple[bytes | None, int]], cipher: Cipher) -> list[Check]:
-    """Tell under which keys values are encrypted. `kept`: their ids with how many there are; None: plain ones.
+    """Report the keys under which values are encrypted. `kept`: values by key id; None stands for plain ones.
 
-    Nothing where nothing is encrypted, nor shall be.
+    Empty where nothing is encrypted, nor shall be.
     """
     counts = dict(kept)
     plain = counts.pop(None, 0)

@@ -1,16 +1,15 @@
-"""Encryption at rest: what of a payload is kept goes through one `Cipher`, on both engines and in both directions.
+"""Encryption at rest: everything stored of a payload goes through one `Cipher`, on both engines and in both directions.
 
-A store has one cipher. Engines encrypt bodies, heads and answers where they make rows, and decrypt them where they read
-rows; nothing above the store sees an encrypted value. Without keys everything is kept as it came.
+A store has one cipher. Engines encrypt bodies, heads and answers where they build rows, and decrypt them where they
+read rows; nothing above the store sees an encrypted value. Without keys everything is stored in plain.
 
-An encrypted value describes itself, so rows of any age live side by side and no column is needed:
+An encrypted value describes itself, so rows of any age coexist and no column is needed:
 
     magic (4) · version (1) · key id (4) · nonce (24) · AES-256-GCM ciphertext and tag (16)
 
-The first half of the nonce is drawn to derive a key for this value alone, the second half is GCM's own: a key serves
-any number of values, where 96 random bits alone would be due for rotation after some billions (busy inboxes get there
-within weeks). The column and the id of the row are authenticated along with it, so that a value which was moved to
-another row or column is noticed.
+The first half of the nonce is random and derives a key for this value alone; the second half is GCM's own. So one key
+serves any number of values, while 96 random bits alone would need a new key after some billions (busy inboxes get there
+within weeks). Column and row id are authenticated, too, so that a value moved to another row or column is detected.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ import base64
 import binascii
 import hmac
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from oncehook import clock
 from oncehook.errors import ConfigError, Undecryptable
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 Column = Literal["body", "head", "batch body", "batch head", "answer"]
-"""What a value is. An event and a later arrival share the first two: their rows have different ids."""
+"""Kind of a value. Events and later arrivals share the first two, because their rows have different ids."""
 
 MAGIC: Final = b"\xffOHE"
-"""Begins neither JSON nor text nor a request line."""
+"""Neither JSON nor text nor a request line begins like this."""
 
 ENCRYPTED: Final = MAGIC + b"\x01"
 PLAIN: Final = MAGIC + b"\x00"
-"""Before a plain value that begins with MAGIC by itself: nobody can send what would be taken for an encrypted one."""
+"""Prefix of a plain value that begins with MAGIC itself, so that nobody can send one that looks encrypted."""
 
 OVERHEAD: Final = len(ENCRYPTED) + 4 + 24 + 16
 """Bytes by which an encrypted value is longer."""
@@ -48,7 +47,7 @@ KEY_BYTES: Final = 32
 _KEY_END: Final = len(ENCRYPTED) + 4
 _NONCE_END: Final = _KEY_END + 24
 _LEAST_DIFFERENT: Final = 12
-"""Different bytes in a key: of 32 random ones fewer than 20 never happen, and words or zeros have no more than this."""
+"""Number of different bytes that a key must exceed: 32 random ones never have fewer than 20; words do."""
 
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
@@ -75,7 +74,7 @@ def read_key(text: bytes) -> bytes:
 
 
 class _Key:
-    """One key: its id, which is kept with each value, and what is derived from it."""
+    """One key: its id, which is stored with each value, and what is derived from it."""
 
     __slots__ = ("_aesgcm", "_secret", "id")
 
@@ -85,7 +84,7 @@ class _Key:
         self.id = hmac.digest(secret, b"oncehook key id", "sha256")[:4]
 
     def derive(self, salt: bytes) -> AESGCM:
-        """Return the cipher for the one value that drew this salt."""
+        """Return the cipher for the value with this salt."""
         return self._aesgcm(hmac.digest(self._secret, b"oncehook value" + salt, "sha256"))
 
 
@@ -104,7 +103,7 @@ class Cipher:
         self._first = None if decrypt_only or not made else made[0]
 
     def take_over(self, other: Cipher) -> None:
-        """Take the keys of another, if it has any. For whoever puts a store together, before it is opened."""
+        """Take over the keys of another cipher, if it has any. For code that builds a store, before it is opened."""
         if other.has_keys:
             self._keys, self._first = other._keys, other._first
 
@@ -129,7 +128,7 @@ class Cipher:
         return self._first is not None
 
     def encrypt(self, value: V, column: Column, row: bytes) -> V:
-        """Return a value as it is to be kept in this column of the row with this id."""
+        """Return a value as stored in this column of the row with this id."""
         if not value:
             return value
         key = self._first
@@ -141,7 +140,7 @@ class Cipher:
         return b"".join((begin, nonce, text))
 
     def decrypt(self, value: V, column: Column, row: bytes) -> V:
-        """Return a value that was kept in this column of this row. Raises Undecryptable."""
+        """Return the plain value of this column and row. Raises Undecryptable."""
         if not value or not value.startswith(MAGIC):
             return value
         if value.startswith(PLAIN):
@@ -167,25 +166,25 @@ class Cipher:
     # -- what is written ---------------------------------------------------------------------------
 
     def encrypt_body(self, item: Item) -> bytes:
-        """Return the body of an item as it is to be kept, by its event or as a later arrival."""
+        """Encrypt the body of an item, for its event or for a later arrival."""
         return self.encrypt(item.body, "body", item.event_id)
 
     def encrypt_head(self, intake: Intake, item: Item) -> bytes | None:
-        """Return the head to be kept with an item; None: that of the batch.
+        """Encrypt the head to be stored with an item; None where the batch's own serves.
 
-        An encrypted head is bound to its row, so that the parts of a split request cannot share one.
+        An encrypted head is bound to its row, so the parts of a split request cannot share one.
         """
         if intake.raw is not None and self._first is None:
             return None
         return self.encrypt(intake.headers, "head", item.event_id)
 
     def encrypt_batch(self, intake: Intake) -> tuple[bytes, bytes | None]:
-        """Return head and raw body of a split request as they are to be kept."""
+        """Encrypt head and raw body of a split request."""
         id_ = intake.arrival_id
         return self.encrypt(intake.headers, "batch head", id_), self.encrypt(intake.raw, "batch body", id_)
 
     def encrypt_answer(self, answer: bytes | None, delivery_id: bytes, fence: int) -> bytes | None:
-        """Return what a destination answered in an attempt as it is to be kept."""
+        """Encrypt a destination's answer in an attempt."""
         return self.encrypt(answer, "answer", _attempt_row(delivery_id, fence))
 
     # -- what was read -----------------------------------------------------------------------------
@@ -198,7 +197,7 @@ class Cipher:
         return msgspec.structs.replace(event, request_head=head, body=body)
 
     def read_lease(self, lease: Lease) -> Lease:
-        """Decrypt, in place, what is to be delivered; what cannot be is marked, and holds nobody else up."""
+        """Decrypt a lease in place; one that cannot be decrypted is marked, so that others are not held up."""
         try:
             lease.event = self.read_event(lease.event)
         except Undecryptable as error:
@@ -207,7 +206,7 @@ class Cipher:
         return lease
 
     def read_arrival(self, arrival: StoredArrival) -> StoredArrival:
-        """Decrypt a later arrival that was read; one that cannot be is marked, among others that can."""
+        """Decrypt a later arrival; one that cannot be decrypted is marked, because others in the list can."""
         try:
             head = self.decrypt(arrival.request_head, "head", arrival.id)
             body = self.decrypt(arrival.body, "body", arrival.id)
@@ -220,13 +219,15 @@ class Cipher:
         return self.decrypt(head, "batch head", batch_id), self.decrypt(body, "batch body", batch_id)
 
     def read_attempt(self, attempt: StoredAttempt) -> StoredAttempt:
-        """Decrypt an attempt that was read. In the place of an answer that cannot be decrypted, the reason is shown."""
+        """Decrypt an attempt. An answer that cannot be decrypted is replaced by the reason."""
         kept = attempt.evidence.answer
         try:
             answer = self.decrypt(kept, "answer", _attempt_row(attempt.delivery_id, attempt.fence))
         except Undecryptable as error:
             answer = f"({error})".encode()
-        return attempt if answer is kept else replace(attempt, evidence=replace(attempt.evidence, answer=answer))
+        if answer is kept:
+            return attempt
+        return replace(attempt, evidence=msgspec.structs.replace(attempt.evidence, answer=answer))
 
 
 def _attempt_row(delivery_id: bytes, fence: int) -> bytes:

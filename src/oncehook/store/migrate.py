@@ -1,4 +1,4 @@
-"""Numbered SQL migrations: which there are, and which a store still needs.
+"""Numbered SQL migrations: those that exist, and those that a store still needs.
 
 A migration is a file `NNNN_name.sql` under `migrations/{engine}/`. Engines run them at start, one process
 at a time, each in one transaction together with its row in `migrations`: an aborted one leaves nothing behind.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from oncehook.errors import MigrationNeeded, SchemaTooNew
@@ -29,6 +30,12 @@ def migrations(engine: Engine) -> list[Migration]:
         number, _, name = path.name.removesuffix(".sql").partition("_")
         steps.append(Migration(int(number), name, path.read_text("utf-8")))
     return steps
+
+
+@cache
+def latest(engine: Engine) -> int:
+    """Return the version that this program brings a store to."""
+    return migrations(engine)[-1].version
 
 
 def state(engine: Engine, current: int) -> SchemaState:

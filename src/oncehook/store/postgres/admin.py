@@ -1,10 +1,10 @@
 """Acts of people on PostgreSQL: retry now, discard, replay and erase; each writes its audit entry in its own commit.
 
-A replay is a new run of the same delivery, one at once or many behind live traffic (R46-R49). The items of a bulk
-replay are fixed when it is made; any process feeds them to workers, batch by batch, each in a transaction of its own.
-Making and feeding hold the lock that keeps prune away. An erasure takes one short batch of a subject's events (S37).
-What is open is closed first: its queue is locked and goes on without it, so a worker that holds it can settle nothing
-any more. Locks are taken in the order keys, heads, deliveries, as everywhere.
+A replay is a new run of the same delivery, a single one at once or many with a lower priority than live ones (R46-R49).
+A bulk replay's items are fixed when it is made; any process feeds them to workers in batches, each in its own
+transaction. Making and feeding hold the lock that keeps prune away. An erasure takes one short batch of a subject's
+events (S37). It closes open deliveries first: their queues are locked and continue without them, so a worker that holds
+one can settle nothing. Locks are taken in the order keys, heads, deliveries, as everywhere.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import asdict
 
 from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
 from oncehook.model import (
@@ -41,6 +42,7 @@ from oncehook.model import (
     without_mention,
 )
 from oncehook.store.audit import changed_settings
+from oncehook.store.filters import STATUS
 from oncehook.store.postgres.connection import (
     AUDIT,
     LONG,
@@ -60,16 +62,18 @@ from oncehook.store.postgres.read import (
     COLUMNS,
     LAST_OF,
     MATCHES,
-    STATUS,
     TOGETHER,
+    Statement,
     read_delivery,
-    read_parameters,
+    read_values,
+    select,
     selects_nothing,
 )
 
 T = TypeVar("T")
 
-# Whether a delivery `d` was first made to another address than today's. One that has never moved costs no look-up.
+# Tells whether a delivery `d` was first sent to another address than today's. A destination with one address costs no
+# look-up.
 _CHANGED: Final = """
 (SELECT count(*) FROM recipients r WHERE r.destination_id = d.destination_id) > 1 AND coalesce((
     SELECT r.address FROM recipients r WHERE r.destination_id = d.destination_id
@@ -98,11 +102,11 @@ WITH u AS (
 SELECT (SELECT count(*) FROM u), (SELECT count(*) FROM deliveries WHERE id = $1)
 """
 
-_DEAD: Final = (
+_DEAD: Final = Statement(
     "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE d.status <> 'done' AND d.status = 'dead' AND " + MATCHES
 )
 
-# Only dead rows are locked before their heads, which no settle touches: no deadlock.
+# Dead rows are locked before their heads; no settlement touches dead rows, so this cannot deadlock.
 _DISCARD: Final = """
 WITH i AS MATERIALIZED (
   SELECT d.id, d.destination_id, coalesce(d.subject_key, d.id) AS queue_key FROM deliveries d
@@ -119,7 +123,8 @@ WITH i AS MATERIALIZED (
 )
 SELECT id, queue_key FROM i
 """
-# A dead letter that is still the head of its subject is held: when it is closed, its queue goes on as after a settle.
+# A dead letter that is still the head of its subject is held: when it is closed, its queue continues as after a
+# settlement.
 _HELD: Final = """
 SELECT subject_key FROM heads WHERE subject_key = ANY($1::uuid[]) AND delivery_id = ANY($2::uuid[])
 ORDER BY subject_key FOR UPDATE
@@ -130,13 +135,13 @@ _PLACE: Final = "INSERT INTO settings_seen (place, digests) VALUES ($1, '') ON C
 _DIGESTS: Final = "SELECT digests FROM settings_seen WHERE place = $1 FOR UPDATE"
 _KEEP_DIGESTS: Final = "UPDATE settings_seen SET digests = $2 WHERE place = $1"
 
-# Deliveries in the order in which they are to join, their turn, the replay, whether done ones too, options of the new
-# run, seconds since the last replay.
+# Parameters: deliveries in the order in which they join, their priority, the replay, whether to include done ones,
+# options of the new run, seconds since the last replay.
 RUN_AGAIN: Final = "SELECT * FROM run_again($1, $2, $3, $4, $5, $6)"
 
-# The deliveries that a filter and a replay select. `$18`: done ones, too.
+# The deliveries of a filter and a replay; with `force` also done ones.
 _REPLAYED: Final = (
-    " FROM deliveries d" + TOGETHER + "WHERE (d.status IN ('dead', 'discarded') OR $18 AND d.status = 'done')"
+    " FROM deliveries d" + TOGETHER + "WHERE (d.status IN ('dead', 'discarded') OR :force AND d.status = 'done')"
     " AND d.note IS DISTINCT FROM 'erased' AND "
 )
 _MAKE: Final = """
@@ -146,13 +151,13 @@ VALUES ($1, 'running', $2, $3, $4, $5, $6, $7, $8, $9, $10, now(), now())
 ON CONFLICT (request_key) DO NOTHING RETURNING id
 """
 
-_ITEMS: Final = (
-    "INSERT INTO replay_items (replay_id, n, delivery_id) SELECT $19, row_number() OVER (ORDER BY d.seq), d.id"
+_ITEMS: Final = Statement(
+    "INSERT INTO replay_items (replay_id, n, delivery_id) SELECT :replay, row_number() OVER (ORDER BY d.seq), d.id"
     + _REPLAYED
     + MATCHES
 )
 
-# Items that were not fed come after those that were, so the first of the open ones show how many are under way.
+# Items are fed in order, so the open items begin with those that are fed and not finished.
 _OPEN_ITEMS: Final = """
 SELECT delivery_id, fed_at IS NOT NULL FROM replay_items WHERE replay_id = $1 AND outcome IS NULL ORDER BY n LIMIT $2
 """
@@ -177,11 +182,12 @@ _GET: Final = _REPLAYS + "WHERE r.id = $1"
 _BY_KEY: Final = _REPLAYS + "WHERE r.request_key = $1"
 _LIST: Final = _REPLAYS + "WHERE $1::uuid IS NULL OR r.id < $1 ORDER BY r.id DESC LIMIT $2"
 
-_PLAN: Final = (
-    "SELECT " + STATUS + " AS status, t.name, count(*), min(e.received_at), max(e.received_at),"
-    " d.note IS NOT DISTINCT FROM 'erased', "
-) + (_CHANGED + " FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "GROUP BY 1, 2, 6, 7")
-_SAMPLE: Final = COLUMNS + _REPLAYED + MATCHES + "ORDER BY d.seq LIMIT 5"
+_PLAN: Final = Statement(
+    ("SELECT " + STATUS + " AS status, t.name, count(*), min(e.received_at), max(e.received_at),")
+    + (" d.note IS NOT DISTINCT FROM 'erased', " + _CHANGED + " FROM deliveries d" + TOGETHER)
+    + ("WHERE " + MATCHES + "GROUP BY 1, 2, 6, 7")
+)
+_SAMPLE: Final = Statement(COLUMNS + _REPLAYED + MATCHES + "ORDER BY d.seq LIMIT 5")
 
 _LATEST: Final = """
 SELECT status, extract(epoch FROM last_replay_at + make_interval(secs => $2::float8) - now())::float8, note
@@ -247,7 +253,7 @@ _HEADS: Final = (
     " coalesce(d.subject_key, d.id)" + _OF_EVENTS + "AND d.status IN ('pending', 'dead'))"
     " ORDER BY subject_key FOR UPDATE"
 )
-# With the heads locked nobody else closes or settles these; only their statuses are read before.
+# Locking the heads keeps others from closing or settling these; their statuses are read first.
 _OPEN_DELIVERIES: Final = (
     "SELECT d.id, d.status, d.replay_id" + _OF_EVENTS + "AND d.status IN ('pending', 'dead')"
     " ORDER BY d.id FOR UPDATE OF d"
@@ -270,13 +276,13 @@ _SKIP: Final = """
 UPDATE replay_items i SET outcome = 'skipped' FROM unnest($1::uuid[], $2::uuid[]) AS s(replay_id, delivery_id)
 WHERE i.replay_id = s.replay_id AND i.delivery_id = s.delivery_id AND i.outcome IS NULL
 """
-# An attempt that carried an erased delivery is void, and given back; the head stays.
+# An attempt that carried an erased delivery is invalid and does not count; the head stays.
 _INVALIDATE: Final = """
 UPDATE heads h SET leased = false, attempts = h.attempts - 1, alone = false, due_at = now(), upto = 0, carries = NULL,
   fence = nextval('fences')
 WHERE h.subject_key = ANY($1::uuid[])
 """
-# Empties everything that is kept about these events. `$1` the events, `$2` their keys.
+# Empties everything stored about these events. `$1`: the events, `$2`: their keys.
 _EMPTY: Final = (
     """
 WITH d AS MATERIALIZED (
@@ -304,7 +310,7 @@ WITH d AS MATERIALIZED (
 SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM a)
 """
 )
-# Split requests in which these events came, and whether others are in them: then their head stays.
+# The split requests of these events, and whether they contain events of other subjects: then the head stays.
 _BATCHES: Final = """
 SELECT b.id, length(b.body) > 0, EXISTS (
     SELECT FROM events e WHERE e.batch_id = b.id AND e.marks & 8 = 0 AND e.subject IS DISTINCT FROM $2
@@ -328,7 +334,7 @@ _MENTIONING_REPLAYS: Final = "SELECT id, about FROM replays WHERE position($1::t
 
 
 async def _close(connection: Connection, events: Ids, reason: str) -> int:
-    """Discard open and dead deliveries, returns how many; their queues go on without them."""
+    """Discard open and dead deliveries, so that their queues continue without them; return how many."""
     heads = await fetch_all(connection, _HEADS, [events])
     found = await fetch_all(connection, _OPEN_DELIVERIES, [events])
     if not found:
@@ -338,7 +344,7 @@ async def _close(connection: Connection, events: Ids, reason: str) -> int:
     if replayed:
         await connection.execute(_SKIP, [Ids([row[2] for row in replayed]), Ids([row[0] for row in replayed])])
     closed = {row[0] for row in found}
-    # A head that is to be looked up may have waited for one of these.
+    # A head without a delivery is looked up by the next lease, and may have waited for one of these.
     if ended := [key for key, head_id, _, _ in heads if head_id is None or head_id in closed]:
         await connection.execute(CONTINUE_QUEUES, [Ids(ended)])
     void = [key for key, _, covered, leased in heads if key not in ended and leased and covered in closed]
@@ -348,7 +354,8 @@ async def _close(connection: Connection, events: Ids, reason: str) -> int:
 
 
 async def _empty_batches(connection: Connection, events: Ids, subject: str) -> list[bool]:
-    """Empty the split requests of these events. Returns, for each that had its bytes, whether others were in it."""
+    """Empty the split requests of these events. Return, for each that still had its bytes, whether other subjects were
+    in it."""
     found = await fetch_all(connection, _BATCHES, [events, subject])
     if found:
         await connection.execute(_EMPTY_BATCHES, [Ids([row[0] for row in found]), Bools([row[2] for row in found])])
@@ -356,7 +363,7 @@ async def _empty_batches(connection: Connection, events: Ids, subject: str) -> l
 
 
 async def _forget_mentions(connection: Connection, order: EraseOrder) -> None:
-    """Remove the subject from queries that replays have kept; the audit log names no subject."""
+    """Remove the subject from stored queries of replays; the audit log contains no subject."""
     asked = [clean_text(mention_of(order))]
     for replay_id, about in await fetch_all(connection, _MENTIONING_REPLAYS, asked):
         cleaned = [without_mention(about, order), Id(replay_id)]
@@ -379,8 +386,8 @@ class PostgresAdmin(StorePart):
             return 0
         by = None if seen is None else seen.at
         async with self.hold_lock(REPLAYING) as connection:
-            asked = await read_parameters(connection, filter, self.cipher)
-            meant = [row[0] for row in await fetch_all(connection, _DEAD, asked)]
+            values = await read_values(connection, filter, self.cipher)
+            meant = [row[0] for row in await select(connection, _DEAD, values)]
             if not meant:
                 return 0
             closed = await fetch_all(connection, _DISCARD, [Ids(meant), clean_text(reason), by])
@@ -402,7 +409,7 @@ class PostgresAdmin(StorePart):
 
     async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
         async with self.connection() as connection, connection.transaction():
-            # Of two processes of a place that start together, the second compares with the first.
+            # The lock makes the second of two processes that start together compare with the first.
             here = clean_text(place)
             await connection.execute(_PLACE, [here])
             [(seen,)] = await fetch_all(connection, _DIGESTS, [here])
@@ -429,10 +436,10 @@ class PostgresAdmin(StorePart):
         return known
 
     async def _find_known(self, connection: Connection, order: ReplayCommand) -> StoredReplay | None:
-        """Return the replay that this very request made before (R47)."""
+        """Return the replay that the same request made before (R47)."""
         if order.request_key is None:
             return None
-        # Two clicks at the same moment: the second waits here for the first one's commit, and then sees it.
+        # Two clicks at the same moment: the second waits here for the first one's commit, then sees its replay.
         key = clean_text(order.request_key)
         await connection.execute("SELECT pg_advisory_xact_lock(hashtext('oncehook.replay'), hashtext($1))", [key])
         found = await fetch_all(connection, _BY_KEY, [key])
@@ -444,8 +451,9 @@ class PostgresAdmin(StorePart):
             return 1
         planned = 0
         if not selects_nothing(order.filter):
-            asked = [*await read_parameters(connection, order.filter, self.cipher), order.force, Id(replay_id)]
-            planned = (await connection.execute(_ITEMS, asked)).rowcount
+            values = await read_values(connection, order.filter, self.cipher)
+            values |= {"force": order.force, "replay": Id(replay_id)}
+            planned = (await connection.execute(_ITEMS.TEXT, _ITEMS.parameters(values))).rowcount
         if order.expected is not None and order.expected != planned:
             raise PlanChanged(f"The plan said {order.expected} deliveries; now it would be {planned}.")
         if not planned:
@@ -488,7 +496,7 @@ class PostgresAdmin(StorePart):
         ended: StoredReplay | None = None
         fed = 0
         async with self.hold_lock(REPLAYING) as connection:
-            # One feeder at a time; the others pass it by.
+            # One process feeds at a time; the others skip.
             mine = await fetch_all(connection, _FEEDABLE, [Id(replay_id)])
             if not mine:
                 return 0
@@ -512,7 +520,7 @@ class PostgresAdmin(StorePart):
     ) -> int:
         asked = [Ids(batch), Priority.replay.value, Id(replay_id), force, options, REPLAY_PAUSE]
         fed = [row[0] for row in await fetch_all(connection, RUN_AGAIN, asked)]
-        # An array of none is sent as NULL: then all of them are skipped
+        # an empty array is sent as NULL: then all of them are skipped
         await connection.execute(_FED, [Id(replay_id), Ids(batch), Ids(fed)])
         return len(fed)
 
@@ -534,14 +542,13 @@ class PostgresAdmin(StorePart):
     # -- plans ---------------------------------------------------------------------------------
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
-        async with self.connection(LONG) as connection, connection.transaction():
-            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        async with self.snapshot(LONG) as connection:
             [at, _] = await fetch_one(connection, _LONG_TRANSACTION)
             if selects_nothing(filter):
                 return ReplayPlan(0, at)
-            asked = await read_parameters(connection, filter, self.cipher)
-            found = await fetch_all(connection, _PLAN, asked)
-            sample = await fetch_all(connection, _SAMPLE, [*asked, force])
+            values = await read_values(connection, filter, self.cipher)
+            found = await select(connection, _PLAN, values)
+            sample = await select(connection, _SAMPLE, values | {"force": force})
         meant = [row for row in found if _is_replayed(row, force)]
         return ReplayPlan(
             total=sum(row[2] for row in meant),
@@ -587,12 +594,11 @@ class PostgresAdmin(StorePart):
         return erased
 
     async def empty_log(self) -> None:
-        """Do nothing: the log is the server's, and what it frees is only overwritten by VACUUM FULL."""
+        """Do nothing: the log is the server's, and only VACUUM FULL overwrites what was freed."""
 
     async def erasable(self, order: EraseOrder) -> Erasure:
         subject = clean_text(order.subject)
-        async with self.connection(LONG) as connection, connection.transaction():
-            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        async with self.snapshot(LONG) as connection:
             await connection.execute("SELECT set_config('statement_timeout', '55s', true)")
             found = await fetch_all(connection, "SELECT id" + _OF_SUBJECT, [subject, order.source_id])
             ids = Ids([row[0] for row in found])

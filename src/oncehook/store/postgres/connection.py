@@ -1,9 +1,9 @@
-"""Connections to PostgreSQL: how values travel, how a connection is opened, checked and lent, and the schema's version.
+"""Connections to PostgreSQL: encoding of values, opening, checking and lending connections, and the schema's version.
 
-A connection keeps three promises: a commit is on disk when it is confirmed (R2), the dedup index exists (R66), and this
-program knows the schema (R65). All tables live in one schema of their own, found through `search_path`, so that SQL
-stays constant text. Ids and hashes are `bytes` here and `uuid` there, and whole columns travel as binary arrays, packed
-at once, so that a group commit makes no object per value on its way.
+A connection keeps three promises: a confirmed commit is on disk (R2), the dedup index exists (R66), and this program
+knows the schema (R65). All tables are in one schema of their own, found through `search_path`, so that SQL stays
+constant text. Ids and hashes are `bytes` in Python and `uuid` in the database. Whole columns are sent as binary arrays,
+packed at once, so that a group commit makes no object per value.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 from urllib.parse import unquote
 
 import psycopg
@@ -44,10 +44,10 @@ OLDEST_SERVER: Final = 140000
 WORK_CONNECTIONS: Final = 3
 READ_CONNECTIONS: Final = 4
 LONG: Final = 60.0
-"""Seconds that a statement over very many deliveries may take."""
+"""Seconds for a statement over very many deliveries."""
 DEFAULTS: Final = {
     "fallback_application_name": "oncehook",
-    "target_session_attrs": "read-write",  # after a failover: the server that can write, not the one that was first
+    "target_session_attrs": "read-write",  # after a failover, the server that can write
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
@@ -67,14 +67,19 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Column:
-    """An array, ready to be sent. One made of nothing but None is sent as NULL: `unnest` fills it up with NULLs."""
+    """An array, ready to be sent. One with only None values is sent as NULL, which `unnest` fills with NULLs."""
 
     __slots__ = ("packed",)
     oid: ClassVar[int]
     array_oid: ClassVar[int]
 
-    def __init__(self, parts: Sequence[bytes] | None, count: int) -> None:
-        self.packed = None if parts is None else b"".join((_ARRAY_HEAD.pack(1, 0, self.oid, count, 1), *parts))
+    def __init__(self, parts: Iterable[bytes] | None, count: int) -> None:
+        self.packed = None if parts is None else _ARRAY_HEAD.pack(1, 0, self.oid, count, 1) + b"".join(parts)
+
+
+def _is_uniform(values: Sequence[object]) -> bool:
+    """Tell whether all values are the same: most columns of a group hold one source, one type, one destination."""
+    return values.count(values[0]) == len(values) if values else False
 
 
 class Ids(Column):
@@ -82,11 +87,13 @@ class Ids(Column):
     oid, array_oid = 2950, 2951
 
     def __init__(self, values: Sequence[bytes | None]) -> None:
-        if not any(values):
+        # One of another length would shift the rest: the server then finds the array malformed.
+        if None not in values:
+            super().__init__((_SIXTEEN, _SIXTEEN.join(values)) if values else None, len(values))  # type: ignore[arg-type]
+        elif any(values):
+            super().__init__([_NULL if value is None else _SIXTEEN + value for value in values], len(values))
+        else:
             super().__init__(None, 0)
-            return
-        # one of another length would shift the rest: the server then finds the array malformed
-        super().__init__([_NULL if value is None else _SIXTEEN + value for value in values], len(values))
 
 
 class Texts(Column):
@@ -94,8 +101,12 @@ class Texts(Column):
     oid, array_oid = 25, 1009
 
     def __init__(self, values: Sequence[str | None]) -> None:
+        if _is_uniform(values):
+            only = values[0]
+            super().__init__(None if only is None else [_with_length(only.encode())] * len(values), len(values))
+            return
         parts = [_NULL if value is None else _with_length(value.encode()) for value in values]
-        super().__init__(None if all(value is None for value in values) else parts, len(values))
+        super().__init__(parts or None, len(values))
 
 
 class Blobs(Column):
@@ -117,7 +128,10 @@ class Bools(Column):
     oid, array_oid = 16, 1000
 
     def __init__(self, values: Sequence[bool]) -> None:
-        super().__init__([_TRUE if value else _FALSE for value in values], len(values))
+        if all(values):
+            super().__init__([_TRUE] * len(values), len(values))
+        else:
+            super().__init__([_TRUE if value else _FALSE for value in values], len(values))
 
 
 class NumberColumn(Column):
@@ -127,8 +141,12 @@ class NumberColumn(Column):
 
     def __init__(self, values: Sequence[float | None]) -> None:
         size, pack = self.size, self.packer.pack
+        if _is_uniform(values):
+            only = values[0]
+            super().__init__(None if only is None else [pack(size, only)] * len(values), len(values))
+            return
         parts = [_NULL if value is None else pack(size, value) for value in values]
-        super().__init__(None if all(value is None for value in values) else parts, len(values))
+        super().__init__(parts or None, len(values))
 
 
 class Smalls(NumberColumn):
@@ -156,8 +174,11 @@ class Times(Column):
     oid, array_oid = 1184, 1185
 
     def __init__(self, values: Sequence[datetime | None]) -> None:
+        if values.count(None) == len(values):
+            super().__init__(None, 0)
+            return
         parts = [_NULL if value is None else _BIG.pack(8, (value - _EPOCH) // _MICROSECOND) for value in values]
-        super().__init__(None if all(value is None for value in values) else parts, len(values))
+        super().__init__(parts, len(values))
 
 
 def _with_length(value: bytes) -> bytes:
@@ -177,7 +198,7 @@ class _ColumnDumper(Dumper):
 
     def __init__(self, cls: type[Column], context: AdaptContext | None = None) -> None:
         super().__init__(cls, context)
-        # Always the same type, whatever is in it: else the driver would prepare one statement per mixture.
+        # Always the same type, whatever its content: otherwise the driver would prepare a statement for each mixture.
         self.oid = cls.array_oid
 
     def dump(self, obj: Column) -> bytes | None:
@@ -185,7 +206,7 @@ class _ColumnDumper(Dumper):
 
 
 def adapt(context: AdaptContext) -> None:
-    """Teach a connection, or one cursor of it, the types of this module."""
+    """Register the types of this module with a connection, or with one cursor."""
     adapters = context.adapters
     adapters.register_loader("uuid", ByteaBinaryLoader)
     adapters.register_dumper(Id, _IdDumper)
@@ -194,7 +215,7 @@ def adapt(context: AdaptContext) -> None:
 
 
 def clean_text(text: str) -> str:
-    """Replace NUL and lone surrogates, which PostgreSQL refuses: one sender's text must not cost the others' rows."""
+    """Replace NUL and lone surrogates, which PostgreSQL refuses: one sender's text must not fail the others' rows."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
@@ -203,16 +224,18 @@ def clean_text(text: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class Database:
-    """A database, the inbox's schema in it, and how long to wait for its server."""
+    """A database, the inbox's schema in it, and the timeouts for its server."""
 
     conninfo: str
     schema: str
     path: str | None
     """The `search_path` of our statements: the schema alone, so that our names never mean another schema's tables, or
-    what the caller gave. None: the address itself sets a path that contains the schema."""
+    the caller's own. None where the address sets a path that contains the schema."""
     timeouts: Timeouts
     unsafe: bool
     """Accept a server that may lose acknowledged events: for tests and benchmarks."""
+    listens: bool = True
+    """Whether workers listen for notifications; else they look once a second, and a pooler is taken for granted."""
 
     @classmethod
     def parse(
@@ -224,14 +247,22 @@ class Database:
         timeouts: Timeouts | None = None,
         unsafe: bool = False,
     ) -> Database:
-        """Read the address of a store. `?schema=` is ours, everything else is for the driver. Raises ConfigError."""
+        """Read the address of a store. `?schema=` and `?listen=` are ours, all else is for the driver.
+
+        Raises ConfigError.
+        """
         timeouts = timeouts or Timeouts()
         address, _, query = url.partition("?")
+        listens = True
         others = []
         for pair in query.split("&") if query else []:
             name, _, value = pair.partition("=")
             if name == "schema":
                 schema = unquote(value)
+            elif name == "listen":
+                if value not in ("true", "false"):
+                    raise ConfigError(f'listen is true or false, not "{value}".')
+                listens = value == "true"
             else:
                 others.append(pair)
         try:
@@ -245,7 +276,7 @@ class Database:
         path: str | None = search_path or '"' + schema.replace('"', '""') + '"'
         if schema in _read_path(settings.get("options")):
             path = None
-        return cls(conninfo, schema, path, timeouts, unsafe)
+        return cls(conninfo, schema, path, timeouts, unsafe, listens)
 
 
 _SEARCH_PATH: Final = re.compile(r"search_path=((?:\\.|[^\s\\])*)")
@@ -253,26 +284,121 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def _read_path(options: object) -> list[str]:
-    """Return the schemas of the last search_path that options for the server set (`-c search_path=…`)."""
+    """Return the schemas of the last search_path in the server options (`-c search_path=…`)."""
     paths = _SEARCH_PATH.findall(str(options or ""))
     return [name.strip(' "') for name in _ESCAPED.sub(r"\1", paths[-1]).split(",")] if paths else []
 
 
 # -- connections -------------------------------------------------------------------------------
 
-_SESSION: Final = """
-SELECT set_config('search_path', coalesce($1, current_setting('search_path')), false),
-  set_config('TimeZone', 'UTC', false), set_config('statement_timeout', $2, false)
-"""
+_CONFIGURE: Final = "SELECT set_config(name, value, $3) FROM unnest($1::text[], $2::text[]) AS given(name, value)"
+_OWN_PID: Final = "SELECT pg_backend_pid()"
 
-# The queue's functions bring their own settings; a call of one is planned once, and not anew for each set of arrays.
-# synchronous_commit is pinned to what was found good, so that no later change of the server's configuration reaches a
-# connection that acknowledges arrivals.
-_HOT_SESSION: Final = """
-SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', $1, false),
-  set_config('idle_in_transaction_session_timeout', $2, false),
-  set_config('synchronous_commit', current_setting('synchronous_commit'), false)
-"""
+Settings: TypeAlias = Mapping[str, str]
+
+
+class StoreConnection(psycopg.AsyncConnection[tuple[object, ...]]):
+    """A connection in autocommit with settings of its own.
+
+    A pooler in transaction mode lends another session of the server to each transaction. Behind one, every statement
+    is a transaction that begins with these settings, and nothing is prepared; without one the session keeps them.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_pooled = False
+        self.settings: Settings = {}
+
+    @classmethod
+    async def open(cls, database: Database, settings: Settings, **options: Any) -> Self:
+        """Connect. Raises psycopg.Error."""
+        connection = await cls.connect(database.conninfo, autocommit=True, **options)
+        async with _or_close(connection):
+            pid = await (await connection.execute(_OWN_PID)).fetchone() if database.listens else None
+            connection.is_pooled = _has_other_pid(connection, pid)
+            if connection.is_pooled:
+                connection.prepare_threshold = None
+                await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+            await connection.configure(settings)
+        return connection
+
+    async def configure(self, settings: Settings) -> None:
+        """Change settings for all that follows."""
+        self.settings = {**self.settings, **settings}
+        if not self.is_pooled:
+            await psycopg.AsyncRawCursor(self).execute(_CONFIGURE, _configuration(settings, is_local=False))
+
+    @contextlib.asynccontextmanager
+    async def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> AsyncIterator[psycopg.AsyncTransaction]:
+        is_outermost = is_idle(self)
+        async with super().transaction(savepoint_name, force_rollback) as transaction:
+            if self.is_pooled and is_outermost:
+                await psycopg.AsyncRawCursor(self).execute(_CONFIGURE, _configuration(self.settings, is_local=True))
+            yield transaction
+
+    async def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.AsyncCursor[tuple[object, ...]]:
+        if not self.is_pooled or not is_idle(self):
+            return await super().execute(query, params, **options)
+        async with self.transaction():
+            return await super().execute(query, params, **options)
+
+
+class BlockingStoreConnection(psycopg.Connection[tuple[object, ...]]):
+    """A `StoreConnection` for threads."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_pooled = False
+        self.settings: Settings = {}
+
+    @classmethod
+    def open(cls, database: Database, settings: Settings, **options: Any) -> Self:
+        """Connect. Raises psycopg.Error."""
+        connection = cls.connect(database.conninfo, autocommit=True, **options)
+        try:
+            pid = connection.execute(_OWN_PID).fetchone() if database.listens else None
+            connection.is_pooled = _has_other_pid(connection, pid)
+            if connection.is_pooled:
+                connection.prepare_threshold = None
+                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            connection.configure(settings)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def configure(self, settings: Settings) -> None:
+        """Change settings for all that follows."""
+        self.settings = {**self.settings, **settings}
+        if not self.is_pooled:
+            psycopg.RawCursor(self).execute(_CONFIGURE, _configuration(settings, is_local=False))
+
+    @contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[psycopg.Transaction]:
+        is_outermost = is_idle(self)
+        with super().transaction(savepoint_name, force_rollback) as transaction:
+            if self.is_pooled and is_outermost:
+                psycopg.RawCursor(self).execute(_CONFIGURE, _configuration(self.settings, is_local=True))
+            yield transaction
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.Cursor[tuple[object, ...]]:
+        if not self.is_pooled or not is_idle(self):
+            return super().execute(query, params, **options)
+        with self.transaction():
+            return super().execute(query, params, **options)
+
+
+def _has_other_pid(connection: Connection | BlockingConnection, pid: tuple[object, ...] | None) -> bool:
+    """Tell whether a pooler stands in front: it answers for the server with a process id of its own making."""
+    return pid is None or pid[0] != connection.info.backend_pid
+
+
+def _configuration(settings: Settings, *, is_local: bool) -> list[object]:
+    return [list(settings), list(settings.values()), is_local]
 
 
 def milliseconds(seconds: float) -> str:
@@ -283,30 +409,38 @@ def describe(error: BaseException) -> str:
     return str(error).strip()
 
 
-def session_parameters(database: Database) -> list[object]:
-    return [database.path, milliseconds(database.timeouts.statement)]
+def session_settings(database: Database) -> Settings:
+    """Return the settings of every connection to the store."""
+    path = {} if database.path is None else {"search_path": database.path}
+    return {**path, "TimeZone": "UTC", "statement_timeout": milliseconds(database.timeouts.statement)}
 
 
-def hot_parameters(database: Database) -> list[object]:
-    return [milliseconds(database.timeouts.lock), milliseconds(database.timeouts.statement)]
+def hot_settings(database: Database) -> Settings:
+    """Return the further settings of connections for intake and work.
+
+    The queue's functions bring their own; a call of one is planned once, and not anew for each set of arrays.
+    """
+    return {
+        "plan_cache_mode": "force_generic_plan",
+        "lock_timeout": milliseconds(database.timeouts.lock),
+        "idle_in_transaction_session_timeout": milliseconds(database.timeouts.statement),
+    }
 
 
-async def connect(database: Database) -> Connection:
+async def connect(database: Database) -> StoreConnection:
     """Open a connection in autocommit that knows our types and our schema. Raises StoreUnavailable."""
     try:
-        connection = await psycopg.AsyncConnection.connect(
-            database.conninfo, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.AsyncRawCursor
+        connection = await StoreConnection.open(
+            database, session_settings(database), prepare_threshold=None, cursor_factory=psycopg.AsyncRawCursor
         )
-        async with _or_close(connection):
-            adapt(connection)
-            await connection.execute(_SESSION, session_parameters(database))
     except psycopg.Error as error:
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
+    adapt(connection)
     return connection
 
 
 @contextlib.asynccontextmanager
-async def session(database: Database) -> AsyncIterator[Connection]:
+async def session(database: Database) -> AsyncIterator[StoreConnection]:
     """Open a connection for a short while. Raises StoreUnavailable for the driver's errors."""
     connection = await connect(database)
     try:
@@ -326,45 +460,40 @@ async def _or_close(connection: Connection) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def blocking_session(database: Database) -> Iterator[psycopg.RawCursor[tuple[Any, ...]]]:
+def blocking_session(database: Database) -> Iterator[BlockingStoreConnection]:
     """Open a blocking connection for a short while, whether the store is open or not. Raises StoreUnavailable."""
     try:
-        with psycopg.connect(database.conninfo, autocommit=True) as connection:
-            cursor = psycopg.RawCursor(connection)
-            adapt(cursor)
-            cursor.execute(_SESSION, session_parameters(database))
-            yield cursor
+        settings = session_settings(database)
+        with BlockingStoreConnection.open(database, settings, cursor_factory=psycopg.RawCursor) as connection:
+            adapt(connection)
+            yield connection
     except psycopg.errors.UndefinedTable as error:
         raise MigrationNeeded("The inbox has no tables in this database yet.") from error
     except psycopg.Error as error:
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
 
 
-def connect_heartbeat(database: Database, limit: float) -> BlockingConnection:
+def connect_heartbeat(database: Database, limit: float) -> BlockingStoreConnection:
     """Open a blocking connection for the queue. It does not prove the server's promises: others have. `limit`: seconds
     to connect. Raises StoreUnavailable.
     """
     try:
-        connection = psycopg.Connection.connect(
-            database.conninfo, autocommit=True, connect_timeout=max(2, round(limit + 0.5))
+        connection = BlockingStoreConnection.open(
+            database,
+            {**session_settings(database), **hot_settings(database)},
+            cursor_factory=psycopg.RawCursor,
+            connect_timeout=max(2, round(limit + 0.5)),
         )
-        try:
-            adapt(connection)
-            cursor = psycopg.RawCursor(connection)
-            cursor.execute(_SESSION, session_parameters(database))
-            cursor.execute(_HOT_SESSION, hot_parameters(database))
-        except psycopg.Error:
-            connection.close()
-            raise
     except psycopg.Error as error:
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
+    adapt(connection)
     return connection
 
 
 def is_alive(connection: Connection | BlockingConnection) -> bool:
-    """Tell whether the server has kept this idle connection open. What else it sent is read and dropped."""
+    """Tell whether the server has kept this idle connection open. Reads and drops whatever it sent."""
     with contextlib.suppress(psycopg.Error):
-        for _ in range(2):  # its last message, and then the end of the stream
+        for _ in range(2):  # the last message, and then the end of the stream
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
     return not connection.closed
@@ -375,9 +504,9 @@ def is_idle(connection: Connection | BlockingConnection) -> bool:
 
 
 def cut(connection: Connection | BlockingConnection) -> None:
-    """Break a connection, so that whoever waits for its answer gets an error now.
+    """Break a connection, so that the task that waits for its answer fails now.
 
-    Cancelling the waiting task instead would have the driver ask the server to cancel, and wait for that.
+    If that task were cancelled instead, the driver would ask the server to cancel, and wait for it.
     """
     if not connection.closed:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.pgconn.socket)) as wire:
@@ -391,7 +520,7 @@ async def fetch_all(connection: Connection, statement: str, parameters: Sequence
 
 
 async def fetch_one(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> Any:
-    """Return the first row of a statement that has one."""
+    """Return the first row of a statement that always has one."""
     return (await fetch_all(connection, statement, parameters))[0]
 
 
@@ -400,38 +529,36 @@ def unavailable(error: psycopg.Error) -> StoreUnavailable:
 
 
 def is_refused_data(error: psycopg.Error) -> bool:
-    """Tell whether the written values are to blame: 22 data exceptions, 23 constraints, 54 limits, such as an index row
-    that is too long.
-    """
+    """Tell whether the written values are to blame: SQLSTATE 22 data exceptions, 23 constraints, 54 limits, such as an
+    index row that is too long."""
     return (error.sqlstate or "")[:2] in ("22", "23", "54")
 
 
 # -- pools -------------------------------------------------------------------------------------
 
 Parameters = Callable[[int], Sequence[object]]
-"""Makes the parameters of a statement for a connection with this slot of the counters."""
+"""A function that builds a statement's parameters for a connection with this slot of the counters."""
 
 Ask = Callable[[str, Parameters], Awaitable[list[Any]]]
-"""Runs a statement and returns its rows."""
+"""A function that runs a statement and returns its rows."""
 
 
 class PooledConnection:
-    """A connection in autocommit, its cursor, and the counters' slot that it alone writes."""
+    """A connection in autocommit, its cursor, and a slot of the counters that no other connection writes."""
 
-    __slots__ = ("connection", "cursor", "slot")
+    __slots__ = ("connection", "slot")
 
-    def __init__(self, connection: Connection, slot: int = 0) -> None:
+    def __init__(self, connection: StoreConnection, slot: int = 0) -> None:
         self.connection = connection
-        self.cursor = psycopg.AsyncRawCursor(connection)
         self.slot = slot
 
     async def fetch(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         """Return all rows of one statement, which is planned once per connection."""
-        await self.cursor.execute(statement, parameters, prepare=True, binary=True)
-        return await self.cursor.fetchall()
+        cursor = await self.connection.execute(statement, parameters, prepare=True, binary=True)
+        return await cursor.fetchall()
 
     async def ask(self, statement: str, parameters: Parameters) -> list[Any]:
-        """Return all rows of one statement; its parameters contain the slot."""
+        """Return all rows of a statement whose parameters depend on this connection's slot."""
         return await self.fetch(statement, parameters(self.slot))
 
     def drop(self) -> None:
@@ -443,23 +570,25 @@ Connect = Callable[[], Awaitable[PooledConnection]]
 
 
 async def connect_hot(database: Database) -> PooledConnection:
-    """Open a connection for intake or work. The promises are proven each time: after a failover it may be another
-    server. Raises StoreUnavailable, StoreError.
-    """
+    """Open a connection for intake or work. The server is checked each time: after a failover it may be another one.
+    Raises StoreUnavailable, StoreError."""
     connection = await connect(database)
     async with _or_close(connection):
-        await check_server(connection, database)
-        await connection.execute(_HOT_SESSION, hot_parameters(database))
-        connection.prepare_threshold = 0
+        # Pinned to what was found good, so that no later change of the server's configuration reaches a connection that
+        # acknowledges arrivals.
+        committed = await check_server(connection, database)
+        await connection.configure({**hot_settings(database), "synchronous_commit": committed})
+        if not connection.is_pooled:
+            connection.prepare_threshold = 0
         (slot,) = await fetch_one(connection, "SELECT nextval('counter_slot')")
     return PooledConnection(connection, slot)
 
 
 class Pool:
-    """A few connections, opened when first needed and again when one is lost. Lives on one event loop."""
+    """A few connections, opened on demand and again when one is lost, on one event loop."""
 
     def __init__(self, connect: Connect, size: int, timeouts: Timeouts, *, wait: float | None = None) -> None:
-        """`wait`: seconds that a caller waits for a free one; None: however long it takes."""
+        """`wait`: seconds that a caller waits for a free connection; None: without limit."""
         self._connect = connect
         self._places = asyncio.Semaphore(size)
         self._silence = timeouts.silence
@@ -471,14 +600,14 @@ class Pool:
         self._opened = True
 
     def close(self) -> None:
-        """Close all connections that are not in use; the others follow when they come back."""
+        """Close all idle connections; the others follow when they are returned."""
         self._opened = False
         while self._free:
             self._free.pop().drop()
 
     @contextlib.asynccontextmanager
     async def link(self, answer: float | None = None) -> AsyncIterator[PooledConnection]:
-        """Lend a connection. A server that does not answer for `answer` seconds is left. Raises StoreUnavailable."""
+        """Lend a connection. One that does not answer for `answer` seconds is dropped. Raises StoreUnavailable."""
         if not self._opened:
             raise StoreUnavailable("The store is not open.")
         await self._acquire()
@@ -510,7 +639,7 @@ class Pool:
     async def _take(self) -> PooledConnection:
         while self._free:
             link = self._free.pop()
-            if is_alive(link.connection):  # not one that a restart of the server left behind
+            if is_alive(link.connection):  # skips connections that a restart of the server has broken
                 return link
             link.drop()
         try:
@@ -520,7 +649,7 @@ class Pool:
 
 
 class WorkPool(Pool):
-    """The connections of work, apart from intake's: leases and settlements run as one statement each."""
+    """Connections for work, separate from intake's: leases and settlements are one statement each."""
 
     async def ask(self, statement: str, parameters: Parameters) -> list[Any]:
         async with self.link() as link:
@@ -528,9 +657,9 @@ class WorkPool(Pool):
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Ask]:
-        """Begin a short transaction, and give what runs its statements; what is raised inside rolls it back.
+        """Begin a short transaction; yield a function that runs statements in it. An exception rolls it back.
 
-        Raises StoreUnavailable, or StoreError for values that the database will never take.
+        Raises StoreUnavailable, or StoreError for values that the database will never accept.
         """
         async with self.link() as link:
             try:
@@ -546,12 +675,12 @@ AUDIT: Final = "INSERT INTO audit (at, actor, act, target, detail) VALUES (now()
 
 
 def encode_detail(detail: Mapping[str, object]) -> str:
-    """Write the detail of an audit entry; JSON escapes what PostgreSQL does not take as text."""
+    """Encode the detail of an audit entry; JSON escapes text that PostgreSQL refuses."""
     return json.dumps(detail, default=str)
 
 
-# Prune decides on its snapshot, so a replay that commits meanwhile could lose its event: whoever makes a replay holds
-# this lock together with others who do, whoever prunes holds it alone, and both take it before the first look.
+# Prune decides on its snapshot, so a replay that commits meanwhile could lose its event. So making a replay takes this
+# lock shared, pruning takes it exclusively, and both take it before they read.
 REPLAYING: Final = """
 SELECT pg_advisory_xact_lock_shared(hashtext('oncehook.prune'), hashtext($1)),
   set_config('idle_in_transaction_session_timeout', '5s', true)
@@ -563,10 +692,10 @@ SELECT pg_advisory_xact_lock(hashtext('oncehook.prune'), hashtext($1)),
 
 
 class StorePart:
-    """The base of every part of `PostgresStore`: a pool for reads and for what people do.
+    """The base of every part of `PostgresStore`: a pool for reads and for acts of people.
 
-    A read never waits for an intake and never delays one. The server ends a slow one, because a long query keeps dead
-    rows of `heads` alive.
+    A read never waits for an intake and never delays one. The server ends slow ones, because a long query keeps dead
+    rows of `heads` from being vacuumed.
     """
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
@@ -580,7 +709,7 @@ class StorePart:
         return PooledConnection(await connect(self.database))
 
     @contextlib.asynccontextmanager
-    async def connection(self, answer: float | None = None) -> AsyncIterator[Connection]:
+    async def connection(self, answer: float | None = None) -> AsyncIterator[StoreConnection]:
         """Lend a connection with the planner's ordinary settings. Raises StoreUnavailable for the driver's errors."""
         async with self.reading.link(answer) as link:
             yield link.connection
@@ -594,21 +723,39 @@ class StorePart:
             await connection.execute(statement, parameters)
 
     @contextlib.asynccontextmanager
-    async def hold_lock(self, statement: str) -> AsyncIterator[Connection]:
+    async def snapshot(self, answer: float) -> AsyncIterator[StoreConnection]:
+        """Begin a transaction that sees one moment and writes nothing."""
+        async with self.connection(answer) as connection:
+            usual = connection.isolation_level
+            await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+            await connection.set_read_only(True)
+            try:
+                async with connection.transaction():
+                    yield connection
+            finally:
+                if is_idle(connection):  # else it is dropped
+                    await connection.set_isolation_level(usual)
+                    await connection.set_read_only(None)
+
+    @contextlib.asynccontextmanager
+    async def hold_lock(self, statement: str) -> AsyncIterator[StoreConnection]:
         """Begin a transaction under the lock between replay and prune: REPLAYING or PRUNING."""
         async with self.connection(LONG) as connection, connection.transaction():
             await connection.execute(statement, [self.database.schema])
             yield connection
 
     def notify_due(self, destination_ids: Collection[int] | None = None) -> None:
-        """Wake workers: something may have become due for these destinations; None: for any."""
+        """Wake workers: deliveries may have become due for these destinations; None: for any."""
 
 
 # -- promises ----------------------------------------------------------------------------------
 
 
-async def check_server(connection: Connection, database: Database) -> None:
-    """Refuse a server that would confirm a commit before it is on disk, or that lost the dedup index."""
+async def check_server(connection: Connection, database: Database) -> str:
+    """Refuse a server that would confirm a commit before it is on disk, or that lost the dedup index.
+
+    Returns its `synchronous_commit`.
+    """
     if connection.info.server_version < OLDEST_SERVER:
         raise StoreError(f"PostgreSQL 14 or newer is needed; this is {connection.info.server_version // 10000}.")
     committed, synced = await fetch_one(
@@ -626,10 +773,11 @@ async def check_server(connection: Connection, database: Database) -> None:
             "The unique index on keys.hash is missing or invalid: duplicates could not be recognised.",
             hint="Build it again (REINDEX INDEX CONCURRENTLY keys_pkey), then start.",
         )
+    return str(committed)
 
 
 async def has_dedup_index(connection: Connection, database: Database) -> bool:
-    """Tell whether an index makes keys unique, is complete, and serves ON CONFLICT."""
+    """Tell whether a valid unique index on keys exists that ON CONFLICT can use."""
     (count,) = await fetch_one(
         connection,
         """
@@ -648,8 +796,8 @@ async def has_dedup_index(connection: Connection, database: Database) -> bool:
 
 _MADE: Final = re.compile(r"CREATE (?:OR REPLACE )?(?:TABLE|SEQUENCE|FUNCTION) (?:IF NOT EXISTS )?(\w+)", re.IGNORECASE)
 
-# Sequences: nextval needs USAGE; a restore raises the fences, and setval needs UPDATE. A column that is an identity
-# needs no right on its sequence. Of `migrations` only the migrator writes.
+# Sequences: nextval needs USAGE; setval, by which a restore raises the fences, needs UPDATE. An identity column needs
+# no right on its sequence. Only the migrator writes `migrations`.
 _MISSING: Final = """
 WITH here AS (SELECT oid, nspname FROM pg_namespace WHERE nspname = $1)
 SELECT current_user::text, kind, name, string_agg(wanted, ', ' ORDER BY place) FROM (
@@ -677,9 +825,9 @@ _SHOWN: Final = 5
 
 
 async def check_rights(connection: Connection, database: Database) -> None:
-    """Raise StoreError where this role may not do what a receiver or a worker does; names the rights that it lacks.
+    """Raise StoreError with the rights that this role lacks for receiving or working.
 
-    Where there are no tables yet, nothing is missing: whoever makes them owns them.
+    Without tables nothing is missing: the role that creates them owns them.
     """
     made = {name for step in migrations(Engine.postgres) for name in _MADE.findall(step.sql)}
     missing = await fetch_all(connection, _MISSING, [database.schema, Texts(sorted(made))])
@@ -714,7 +862,7 @@ async def read_version(connection: Connection, database: Database) -> int:
 
 
 async def migrate_schema(connection: Connection, database: Database, *, migrate: bool) -> None:
-    """Bring the schema up to date, each step in one transaction with its row. Any number of processes may try."""
+    """Migrate the schema, each step in one transaction with its row. Any number of processes may try."""
     for step in steps_from(Engine.postgres, await read_version(connection, database), migrate=migrate):
         try:
             await _apply(connection, database, step)
@@ -729,8 +877,8 @@ async def migrate_schema(connection: Connection, database: Database, *, migrate:
 
 async def _apply(connection: Connection, database: Database, step: Migration) -> None:
     async with connection.transaction():
-        # One migrator at a time (R65). The lock comes in a statement of its own: the ones after it see what a
-        # rival committed while we waited.
+        # One migrator at a time (R65). The lock is a statement of its own, so that later statements see what a rival
+        # committed while we waited.
         await connection.execute(
             "SELECT set_config('statement_timeout', '0', true), set_config('oncehook.schema', $1, true)",
             [database.schema],
@@ -739,18 +887,27 @@ async def _apply(connection: Connection, database: Database, step: Migration) ->
             "SELECT pg_advisory_xact_lock(hashtext('oncehook.migrate'), hashtext($1))", [database.schema]
         )
         await connection.execute(_MAKE_SCHEMA)
-        # New tables go to the first schema of the path, whatever the caller put in front of it.
+        # New tables go to the first schema of the path, whatever the caller put before it.
         await connection.execute(
             "SELECT set_config('search_path', quote_ident($1) || ', ' || current_setting('search_path'), true)",
             [database.schema],
         )
         await connection.execute(_MAKE_MIGRATIONS)
         if await read_version(connection, database) < step.version:
-            await connection.execute(step.sql.encode())
+            for statement in _split_statements(step.sql):
+                await connection.execute(statement.encode())
             await connection.execute(
                 "INSERT INTO migrations (version, name, applied_at) VALUES ($1, $2, now())", [step.version, step.name]
             )
             faults.point("before_migration_commit")
+
+
+_STATEMENT: Final = re.compile(r"(?:\$(\w*)\$.*?\$\1\$|'[^']*'|--[^\n]*|[^;])+;", re.DOTALL)
+
+
+def _split_statements(script: str) -> list[str]:
+    """Return the statements of a migration, which poolers take one by one; a function's body is part of its own."""
+    return [found[0].strip() for found in _STATEMENT.finditer(script)]
 
 
 # CREATE SCHEMA takes no parameters, and IF NOT EXISTS asks for a right on the database even where it exists.
@@ -775,7 +932,7 @@ _DROP: Final = (
 
 @contextmanager
 def throwaway_schema(url: str) -> Iterator[str]:
-    """Give the address of a new schema on the server of `url`, for a measurement, and drop it with all that is in it.
+    """Yield the address of a new schema on the server of `url`, for a measurement; drop it afterwards.
 
     Raises StoreUnavailable, ConfigError.
     """
@@ -790,7 +947,8 @@ def throwaway_schema(url: str) -> Iterator[str]:
             try:
                 yield f"{url}{'&' if '?' in url else '?'}schema={schema}"
             finally:
-                connection.execute("SELECT set_config('oncehook.schema', %s, false)", [schema])
-                connection.execute(_DROP)
+                with connection.transaction():
+                    connection.execute("SELECT set_config('oncehook.schema', %s, true)", [schema])
+                    connection.execute(_DROP)
     except psycopg.Error as error:
         raise StoreUnavailable(f"PostgreSQL: {describe(error)}") from error

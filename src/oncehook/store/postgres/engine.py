@@ -1,7 +1,6 @@
 """The inbox in PostgreSQL: any number of processes on any number of machines share one database.
 
-Intake goes through a few connections of its own (`writer`), work through others (`queue`), reading through a pool, so
-none waits for another.
+Intake, work and reads have connections of their own (`writer`, `queue`, a pool), so none waits for another.
 """
 
 from __future__ import annotations
@@ -36,14 +35,16 @@ from oncehook.store.postgres.writer import GroupCommit
 
 
 class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, PostgresRead, PostgresUpkeep):
-    """See `Store`. `url` is what the driver takes, plus `?schema=`; the schema is made when it is not there.
+    """See `Store`. `url` is the driver's, plus `?schema=`; the schema is created where it is missing.
 
     `search_path` replaces the schema as the path on which names are found; `unsafe` accepts a server that may lose
     acknowledged events (fsync or synchronous_commit off), and is for tests and benchmarks.
     """
 
     engine = Engine.postgres
-    shared = True
+    embedded = False
+    is_alone = False
+    owner = None
     lends_transactions = True
 
     def __init__(
@@ -86,7 +87,7 @@ class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, Postgre
             await check_server(connection, self.database)
         self.reading.open()
         if write:
-            self._writer.start()
+            self._writer.start(self.observer.receiver_count)
             self.work.open()
             self.start_transactions()
             self.notifier.start(listen=self.observer.works)

@@ -1,8 +1,8 @@
-"""Intake on PostgreSQL: the parameters and the result of the one call that keeps a group of arrivals.
+"""Intake on PostgreSQL: parameters and result of the one call that stores a group of arrivals.
 
-A group goes in (`IntakeRows`), one call keeps all of it in one commit (`INTAKE`), and one verdict per item comes out
-(`verdicts`). Locks are taken in the order keys, subjects, each sorted, and never held across a round trip: rivals wait
-for each other and cannot deadlock. `writer` calls it, and so does whoever settles what a handler emitted.
+A group comes in (`IntakeRows`), one call stores all of it in one commit (`INTAKE`), and one verdict per item comes out
+(`verdicts`). Locks are taken in the order keys, subjects, each sorted, and never held across a round trip, so
+concurrent groups wait for each other and cannot deadlock. `writer` calls it; settlements use it for emitted events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from oncehook.model import EventId, Intake, Item, Outcome, Planned, Rejection, Verdict, new_id
+from oncehook.model import (
+    MARKS,
+    ArrivalId,
+    EventDetails,
+    EventId,
+    Intake,
+    Item,
+    Outcome,
+    Planned,
+    Rejection,
+    Verdict,
+    new_id,
+)
 from oncehook.store.base import KEPT_REJECTIONS, UNSEEN, NameIds, Reserved
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
@@ -34,41 +46,59 @@ from oncehook.store.postgres.connection import (
     fetch_one,
 )
 
+DETAIL_COLUMNS: Final = """
+  e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
+  coalesce(e.head, b.head, ''), e.body, e.batch_id, coalesce(k.copies, 1), e.same_as
+"""
+
+
+def read_details(row: Sequence[Any]) -> EventDetails:
+    """Build an event from DETAIL_COLUMNS."""
+    *columns, batch_id, copies, same_as = row
+    columns[0], columns[8] = EventId(columns[0]), MARKS[columns[8]]
+    batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
+    return EventDetails(*columns, batch_id=batch_id, copies=copies, same_as=same_as)
+
+
 INTAKE: Final = (
     "SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,"
     " $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42)"
 )
-"""Takes the candidates, the split requests, copies inside this group, deliveries and who leases them, counters."""
+"""Takes candidates, split requests, copies inside this group, deliveries with their leases, and counters."""
 
 INTAKE_PROVEN: Final = (
     "SELECT * FROM intake_proven($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,"
     " $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41,"
     " $42, $43, $44, $45, $46)"
 )
-"""Takes the proofs of the group's items as well."""
+"""Takes the proofs of the group's items, too."""
 
 PROOFS: Final = """
 SELECT p.hash, p.key_hash FROM unnest($1::uuid[]) AS i(hash) CROSS JOIN LATERAL (
   SELECT p.hash, p.key_hash FROM proofs p WHERE p.hash = i.hash AND p.expires_at > now() LIMIT 1
 ) p
 """
-"""Returns the keys under which proofs came first."""
+"""Returns the first keys of proofs."""
+
+
+NO_SPLITS: Final = (Ids([]), Integers([]), Blobs([]), Blobs([]))
+NO_COPIES: Final = (Ids([]), Integers([]), Ids([]), Ids([]), Ids([]), Blobs([]), Blobs([]), Integers([]))
 
 
 class IntakeRows:
-    """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
+    """The columns of one group, in order of arrival. Each key has one candidate; later items with it are its copies."""
 
     def __init__(
         self, batch: Sequence[Intake], cipher: Cipher, bare: Collection[bytes] = (), reserved: Reserved | None = None
     ) -> None:
-        """`bare`: event ids of items that go without body and deliveries, being copies as far as anybody knows."""
+        """`bare`: event ids of likely copies, which are sent without body and deliveries."""
         self._cipher = cipher
         self._bare = bare
         self._reserved = reserved
         self.items: list[tuple[Item, Intake]] = []
         self.counts: list[int] = []
         self.copies: list[tuple[int, Item, Intake, int]] = []
-        """Place of the candidate, the copy, its intake, and which copy it is."""
+        """Position of the candidate, the copy, its intake, and the copy's number."""
         self.splits: list[Intake] = []
         self.proven = [item for intake in batch for item in intake.items if item.proof is not None]
         places: dict[bytes, int] = {}
@@ -85,7 +115,7 @@ class IntakeRows:
                     self.counts.append(1)
 
     def parameters(self, slot: int) -> list[Column | int | str | None]:
-        """Return what INTAKE takes, `$1` to `$42`; where something is proven, what INTAKE_PROVEN takes, to `$46`."""
+        """Return the parameters of INTAKE, `$1` to `$42`; with proofs those of INTAKE_PROVEN, to `$46`."""
         intake = [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), *self._counts(), slot]
         return [*intake, *self._proofs()]
 
@@ -103,8 +133,9 @@ class IntakeRows:
     def _candidates(self) -> list[Column]:
         rows = self.items
         items = [item for item, _ in rows]
+        ids = Ids([item.event_id for item in items])
         return [
-            Ids([item.event_id for item in items]),
+            ids,
             Integers([intake.source_id for _, intake in rows]),
             Texts([item.type for item in items]),
             Texts([item.key for item in items]),
@@ -115,7 +146,7 @@ class IntakeRows:
             Texts([item.rank_scope for item in items]),
             Ids([item.body_hash for item in items]),
             Ids([item.key_hash for item in items]),
-            Ids([item.event_id for item in items]),
+            ids,
             Ids([intake.arrival_id if intake.raw is not None else None for _, intake in rows]),
             Blobs([self._cipher.encrypt_head(intake, item) for item, intake in rows]),
             Blobs([None if item.event_id in self._bare else self._cipher.encrypt_body(item) for item in items]),
@@ -123,8 +154,10 @@ class IntakeRows:
             Floats([item.keep for item in items]),
         ]
 
-    def _splits(self) -> list[Column]:
+    def _splits(self) -> Sequence[Column]:
         splits = self.splits
+        if not splits:
+            return NO_SPLITS
         kept = [self._cipher.encrypt_batch(intake) for intake in splits]
         return [
             Ids([intake.arrival_id for intake in splits]),
@@ -133,8 +166,10 @@ class IntakeRows:
             Blobs([body for _, body in kept]),
         ]
 
-    def _copies(self) -> list[Column]:
+    def _copies(self) -> Sequence[Column]:
         rows = self.copies
+        if not rows:
+            return NO_COPIES
         return [
             Ids([item.key_hash for _, item, _, _ in rows]),
             Integers([intake.source_id for _, _, intake, _ in rows]),
@@ -147,7 +182,7 @@ class IntakeRows:
         ]
 
     def _copied_body(self, item: Item, candidate: Item) -> bytes | None:
-        """Return the body of a copy; None: the candidate's own serves, which an encrypted one cannot."""
+        """Return the body of a copy; None where the candidate's can be used, which an encrypted one cannot."""
         if item.body_hash == candidate.body_hash and (not self._cipher.encrypts or item.event_id in self._bare):
             return None
         return self._cipher.encrypt_body(item)
@@ -157,7 +192,7 @@ class IntakeRows:
         return [(item.event_id, planned) for item in items for planned in item.deliveries]
 
     def _counts(self) -> list[Column]:
-        """Return the changes of counters for the case that all candidates are new."""
+        """Return the changes of counters, assuming that all candidates are new."""
         counts: Counter[tuple[int, int, str]] = Counter()
         for (_, intake), copies in zip(self.items, self.counts, strict=True):
             counts[intake.source_id, 0, "received"] += copies
@@ -174,16 +209,19 @@ class IntakeRows:
     def _deliveries(self) -> list[Column | str | None]:
         rows = self._list_planned()
         seconds = {} if self._reserved is None else self._reserved.seconds
-        queue_keys = [planned.subject_key or planned.id for _, planned in rows]
-        firsts = {key: place for place, key in reversed(list(enumerate(queue_keys)))}
+        subject_keys = [planned.subject_key for _, planned in rows]
+        firsts: dict[bytes, int] = {}
+        for place, key in enumerate(subject_keys):
+            if key is not None:
+                firsts.setdefault(key, place)
         return [
             Ids([planned.id for _, planned in rows]),
             Ids([event_id for event_id, _ in rows]),
             Integers([planned.destination_id for _, planned in rows]),
-            Ids([planned.subject_key for _, planned in rows]),
+            Ids(subject_keys),
             Smalls([planned.options for _, planned in rows]),
-            Bools([firsts[key] == place for place, key in enumerate(queue_keys)]),
-            Floats([seconds.get(planned.id) for _, planned in rows]),
+            Bools([key is None or firsts[key] == place for place, key in enumerate(subject_keys)]),
+            Floats([seconds.get(planned.id) for _, planned in rows] if seconds else []),
             None if self._reserved is None else self._reserved.who,
         ]
 
@@ -191,12 +229,12 @@ class IntakeRows:
 @dataclass(slots=True)
 class IntakeResult:
     known: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
-    """Keys that were there before, with the event and the body hash of each."""
+    """Keys that existed before, with event and body hash."""
     leased: dict[bytes, int] = field(default_factory=dict)
     """Fences of the deliveries that were leased at once."""
     at: datetime | None = None
     same_as: dict[bytes, bytes] = field(default_factory=dict)
-    """Events that were signed before, and the one that came with that first."""
+    """Events whose proof came before, and the first event with it."""
     made_due: Sequence[int] = ()
 
 
@@ -216,7 +254,7 @@ def read_intake_result(rows: Sequence[tuple[Any, ...]]) -> IntakeResult:
 
 
 def verdicts(batch: Sequence[Intake], answer: IntakeResult) -> list[list[Verdict]]:
-    """Return the verdict on every item, by the keys that were there before."""
+    """Return the verdict on every item, given the keys that existed before."""
     first = dict(answer.known)
 
     def judge(item: Item) -> Verdict:
@@ -235,8 +273,8 @@ def verdicts(batch: Sequence[Intake], answer: IntakeResult) -> list[list[Verdict
 
 # -- names and imported keys -------------------------------------------------------------------
 
-# Known names are left out first, because every row that meets a conflict burns an id. The conflict is for the race: it
-# waits for the rival's commit, and the SELECT then sees it.
+# Known names are filtered out first, because each row that conflicts uses up an id. ON CONFLICT is for the race: it
+# waits for the rival's commit, which the SELECT then sees.
 _REGISTER: Final = """
 WITH s AS (
   INSERT INTO sources (name) SELECT DISTINCT name FROM unnest($1::text[]) AS i(name)
@@ -248,7 +286,7 @@ WHERE NOT EXISTS (SELECT FROM destinations d WHERE d.name = i.name) ORDER BY nam
 _SOURCES: Final = "SELECT name, id FROM sources"
 _DESTINATIONS: Final = "SELECT name, id FROM destinations"
 
-# Sorted, as intake locks them; a key that has lapsed is taken over, any other is left alone.
+# Sorted, as intake locks them. A lapsed key is taken over; any other is not changed.
 _IMPORT: Final = """
 WITH k AS (
   INSERT INTO keys AS k (hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)
@@ -266,7 +304,7 @@ WITH k AS (
 SELECT count(*) FROM k
 """
 
-# The number decides which row stays: of two processes that meet in a slot, the one that drew the later number.
+# Of two processes that write the same slot, the row with the later number stays.
 _REJECT: Final = """
 WITH c AS (
   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
@@ -298,19 +336,21 @@ class PostgresIntake(StorePart):
         return ids
 
     def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
-        with blocking_session(self.database) as cursor:
-            cursor.execute(_REGISTER, [Texts(list(sources)), Texts(list(destinations))])
-            return NameIds(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
+        with blocking_session(self.database) as connection:
+            connection.execute(_REGISTER, [Texts(list(sources)), Texts(list(destinations))])
+            known_sources: Any = connection.execute(_SOURCES).fetchall()
+            known_destinations: Any = connection.execute(_DESTINATIONS).fetchall()
+        return NameIds(dict(known_sources), dict(known_destinations))
 
     async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
-        meant = list(dict.fromkeys(hashes))  # one statement may touch a row once
+        meant = list(dict.fromkeys(hashes))  # a statement may update a row once only
         asked = [Ids(meant), Ids([new_id() for _ in meant]), source_id, keep, clean_text(actor)]
         async with self.connection() as connection:
             (added,) = await fetch_one(connection, _IMPORT, asked)
         return int(added)
 
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
-        latest = rejections[-KEPT_REJECTIONS:]  # one statement may touch a slot of the ring once
+        latest = rejections[-KEPT_REJECTIONS:]  # a statement may update a slot once only
         await self.execute(
             _REJECT,
             [

@@ -1,9 +1,9 @@
 """The queue on PostgreSQL: leases, heartbeats, settlements, breakers, and the wake-ups of workers.
 
 Each verb is one call of a function of the schema in autocommit, with columns as arrays: no lock is held across a round
-trip, and a process that is stopped between two packets blocks nobody. Workers lease rows of `heads`, never rows of
-`deliveries`, so a deep subject costs a lease nothing. A handler's own transaction ends with the same settle (R51),
-which is why that function uses `statement_timestamp()`; what it emitted is kept by the statement before (R54).
+trip, and a process that stops between two packets blocks nobody. Workers lease rows of `heads`, never rows of
+`deliveries`, so a deep subject costs a lease nothing. A handler's own transaction ends with the same settle function
+(R51), which therefore uses `statement_timestamp()`; emitted events are stored by the statement before (R54).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -56,15 +55,15 @@ from oncehook.store.postgres.connection import (
     Ask,
     Bigs,
     Blobs,
-    BlockingConnection,
+    BlockingStoreConnection,
     Bools,
     Column,
-    Connection,
     Database,
     Floats,
     Ids,
     Integers,
     Smalls,
+    StoreConnection,
     StorePart,
     Texts,
     WorkPool,
@@ -76,6 +75,7 @@ from oncehook.store.postgres.connection import (
     describe,
     encode_detail,
     is_alive,
+    milliseconds,
 )
 from oncehook.store.postgres.intake import INTAKE, IntakeRows, read_intake_result, verdicts
 
@@ -86,7 +86,7 @@ NEXT_DUE: Final = "SELECT * FROM next_due($1, $2)"
 RENEW: Final = "SELECT * FROM renew($1, $2, $3, $4)"
 
 SOURCE_ID: Final = 13
-"""Its place among the columns of `leased`."""
+"""Its position among the columns of `leased`."""
 
 _PRIORITIES: Final = tuple(Priority)
 
@@ -107,7 +107,7 @@ def lease_parameters(
 
 
 def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -> Lease:
-    """Make a lease of the columns of `leased`; `sources` are their names by id."""
+    """Build a lease from the columns of `leased`; `sources` are names by id."""
     priority, options, source, marks = _PRIORITIES[row[8]], OPTIONS[row[9]], sources[row[SOURCE_ID]], MARKS[row[19]]
     delivery = LeasedDelivery(DeliveryId(row[1]), row[3], row[5], row[6], options, row[10] and ReplayId(row[10]))
     event = StoredEvent(*(EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25]))
@@ -118,7 +118,7 @@ def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -
 
 
 def read_expired(former: str) -> Expired:
-    """Make the notice of a lease that had run out when LEASE found it."""
+    """Build the notice of a lease that LEASE found expired."""
     held, event_id, *rest = json.loads(former)
     return Expired(DeliveryId(UUID(held).bytes), EventId(UUID(event_id).bytes), *rest)
 
@@ -138,7 +138,7 @@ def read_next_due(rows: Sequence[tuple[Any, ...]]) -> Outlook:
 
 
 def renew_parameters(leases: Sequence[Lease]) -> list[Column]:
-    """Return what RENEW takes, `$1` to `$4`; sorted, so that rows are locked in the order everybody locks them in."""
+    """Return the parameters of RENEW, `$1` to `$4`, sorted, because all statements lock rows in this order."""
     ordered = sorted(leases, key=lambda lease: lease.queue_key)
     return [
         Ids([lease.queue_key for lease in ordered]),
@@ -184,24 +184,24 @@ class SettleResult:
     next: Sequence[tuple[Any, ...]] = ()
 
     def is_whole(self, settlements: Sequence[Settlement]) -> bool:
-        """Tell whether all of these were ours; else nothing was changed."""
+        """Tell whether all of these leases were ours; otherwise nothing was changed."""
         return self.fences.issuperset(one.lease.fence for one in settlements)
 
 
 @dataclass(slots=True)
 class _Ending:
-    """A settlement as SETTLE takes it."""
+    """The values of a settlement that SETTLE needs."""
 
     settlement: Settlement
     lease: Lease
     is_over: bool
     attempted_id: bytes
-    """The delivery whose attempt is recorded: the front one, if that is held, whatever newer one was covered."""
+    """The delivery whose attempt is stored: the front one, if that is held, whichever newer one was covered."""
     run: int | None
     """None: the head's, where that is not the lease's."""
     attempt: int
     duration: float | None
-    """None: no attempt is written down."""
+    """None where no attempt is stored."""
 
     @classmethod
     def of(cls, settlement: Settlement) -> _Ending:
@@ -221,7 +221,7 @@ class _Ending:
 def settle_parameters(
     settlements: Sequence[Settlement], cipher: Cipher, slot: int, worker: str | None = None
 ) -> list[Column | int | str | bool | None]:
-    """Return what SETTLE takes, `$1` to `$31`. A lease that is named twice ends once."""
+    """Return the parameters of SETTLE, `$1` to `$31`. A lease that is named twice ends once."""
     rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.queue_key)
     ends = [_Ending.of(one) for one in rows]
     leases = [one.lease for one in rows]
@@ -271,7 +271,7 @@ def settle_parameters(
 
 
 def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
-    """Return what this changes about each destination; what a lease covered besides is counted by SETTLE itself."""
+    """Return the changes of counters by destination; SETTLE itself counts what a lease covered besides."""
     counts: Counter[tuple[int, str]] = Counter()
     for one in settlements:
         if one.what is Settle.release:
@@ -288,7 +288,7 @@ def emit_parameters(settlements: Sequence[Settlement], cipher: Cipher, slot: int
 
 
 def read_emitted(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
-    """Give every emission its verdict, of the rows of INTAKE; it holds once it is committed."""
+    """Set the verdict of every emission from the rows of INTAKE. It is valid after the commit."""
     emissions = [emission for one in settlements for emission in one.emits]
     for emission, (verdict,) in zip(emissions, verdicts(_intakes(settlements), read_intake_result(rows)), strict=True):
         emission.verdict = verdict
@@ -299,7 +299,7 @@ def _intakes(settlements: Sequence[Settlement]) -> list[Intake]:
 
 
 def _small(status: int | None) -> int | None:
-    """Return a status code that fits into `smallint`, None for any other number."""
+    """Return a status code that fits into `smallint`; None for any other number."""
     return status if status is None or 0 <= status < 1 << 15 else None
 
 
@@ -315,7 +315,8 @@ def _rank_scope(lease: Lease) -> str | None:
 
 
 async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cipher: Cipher, ask: Ask) -> SettleResult:
-    """Settle those that are ours. SETTLE changes nothing while one of them is not: then it is called without that."""
+    """Settle the leases that are ours. SETTLE changes nothing if one is not; it is then called again without that
+    one."""
     while settlements:
         rows = await ask(SETTLE, partial(settle_parameters, settlements, cipher, worker=worker))
         answer = read_settle_result(settlements, rows)
@@ -338,9 +339,9 @@ def read_settle_result(settlements: Sequence[Settlement], rows: Sequence[tuple[A
 def select_streaks(
     settlements: Sequence[Settlement], answer: SettleResult, failing: Collection[int]
 ) -> dict[int, Streak]:
-    """Return what those that were ours say about their destinations, where that would change anything.
+    """Return the streaks of the settlements that were ours, where they would change a breaker.
 
-    `failing`: destinations with failures on their account, as far as this process knows.
+    `failing`: destinations with recent failures, as far as this process knows.
     """
     ours = [one for one in settlements if one.lease.fence in answer.fences and one.breaker is not None]
     known = {*failing, *(one.lease.delivery.destination_id for one in ours if one.lease.failing)}
@@ -371,12 +372,12 @@ BEATS_PER_LEASE: Final = 6
 class HeartbeatConnection:
     """A blocking connection for the thread on which a worker renews its leases: a blocked loop must not delay it (R32).
 
-    No try takes longer than a sixth of the shortest lease; the next one opens a new connection.
+    Each try takes at most a sixth of the shortest lease; the next one opens a new connection.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._connection: BlockingConnection | None = None
+        self._connection: BlockingStoreConnection | None = None
         self._lock = threading.Lock()
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
@@ -386,7 +387,7 @@ class HeartbeatConnection:
         with self._lock:
             if self._connection is None:
                 self._connection = connect_heartbeat(self._database, limit)
-            # The server's own limits come first; the cut is for a server that does not answer at all.
+            # The server's own timeouts come first; cutting is for a server that does not answer at all.
             guard = threading.Timer(2 * limit, cut, [self._connection])
             guard.daemon = True
             guard.start()
@@ -398,11 +399,9 @@ class HeartbeatConnection:
             finally:
                 guard.cancel()
 
-    def _beat(self, connection: BlockingConnection, leases: Sequence[Lease], limit: float) -> set[int]:
-        cursor = psycopg.RawCursor(connection)
-        cursor.execute("SELECT set_config('statement_timeout', $1, false)", [str(math.ceil(limit * 1000))])
-        cursor.execute(RENEW, renew_parameters(leases), prepare=True, binary=True)
-        found: list[Any] = cursor.fetchall()
+    def _beat(self, connection: BlockingStoreConnection, leases: Sequence[Lease], limit: float) -> set[int]:
+        connection.configure({"statement_timeout": milliseconds(limit)})
+        found: list[Any] = connection.execute(RENEW, renew_parameters(leases), prepare=True, binary=True).fetchall()
         return {row[0] for row in found}
 
     def _drop(self) -> None:
@@ -420,10 +419,10 @@ class HeartbeatConnection:
 NOTIFY_PAUSE: Final = 0.05
 """Seconds between two notifications."""
 MOST_NAMED: Final = 500
-"""Destinations that one notification names: PostgreSQL takes less than 8,000 bytes."""
+"""Destinations that one notification names: PostgreSQL allows less than 8,000 bytes."""
 FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 5.0
-"""Seconds between two tries to connect: doubled from the first to the longest."""
+"""Longest of the seconds between two tries to connect, which double each time."""
 
 # LISTEN takes no parameters.
 _LISTEN: Final = """
@@ -432,17 +431,17 @@ DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('oncehook.channel')); EN
 
 
 def notify_channel(schema: str) -> str:
-    """Return the channel of all stores of one schema; short, whatever the schema is called."""
+    """Return the notification channel of a schema; short, whatever the schema's name."""
     return f"oncehook_{blake2b(schema.encode(), digest_size=12).hexdigest()}"
 
 
 def encode_payload(destination_ids: Collection[int] | None) -> str:
-    """Name the destinations of a notification. Empty: any, also where there are too many to name."""
+    """Encode the destinations of a notification. Empty means any, also where there are too many to name."""
     return "" if destination_ids is None or len(destination_ids) > MOST_NAMED else " ".join(map(str, destination_ids))
 
 
 def read_payload(text: str) -> set[int] | None:
-    """Read what `encode_payload` wrote; anything else means any destination."""
+    """Read the destinations of a notification; anything unexpected means any destination."""
     try:
         return {int(word) for word in text.split()} or None
     except ValueError:
@@ -463,23 +462,23 @@ class Notifier:
         self._wake = wake
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sender: Connection | None = None
+        self._sender: StoreConnection | None = None
         self._own_pid = 0
-        """The server's process that sends our notifications: we need not hear those."""
+        """The server process that sends our notifications, which we ignore."""
         self.sending = False
         self._due: set[int] | None = set()
-        """Destinations that the others have not been notified of; None: any."""
+        """Destinations that other processes are still to be notified of; None: any."""
 
     def start(self, *, listen: bool) -> None:
-        """Begin, on the running loop; `listen` where there is a worker."""
+        """Start on the running loop; `listen` where there is a worker."""
         self._loop = asyncio.get_running_loop()
-        if listen:
+        if listen and self._database.listens:
             self._spawn(self._listen())
 
     async def close(self) -> None:
         self._loop = None
         pending = set(self._tasks)
-        while pending:  # more than once: inside the driver a cancellation can get lost
+        while pending:  # cancelled repeatedly, because the driver can lose a cancellation
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=0.5)
@@ -503,7 +502,7 @@ class Notifier:
         task.add_done_callback(self._tasks.discard)
 
     async def _send_all(self) -> None:
-        """Notify the others now, and once more after the pause for all that came meanwhile."""
+        """Notify other processes now, and once more after the pause for all that came meanwhile."""
         try:
             while self._due is None or self._due:
                 due, self._due = self._due, set()
@@ -527,11 +526,11 @@ class Notifier:
                 self._sender = None
             await asyncio.sleep(FIRST_WAIT)
 
-    async def _open_sender(self) -> Connection:
+    async def _open_sender(self) -> StoreConnection:
         if self._sender is None or not is_alive(self._sender):
             self._sender = await connect(self._database)
-            # A wake-up need not be on disk.
-            await self._sender.execute("SELECT set_config('synchronous_commit', 'off', false)")
+            # A wake-up need not be durable.
+            await self._sender.configure({"synchronous_commit": "off"})
             self._own_pid = self._sender.info.backend_pid
         return self._sender
 
@@ -540,10 +539,12 @@ class Notifier:
         while True:
             try:
                 async with await connect(self._database) as connection:
-                    await connection.execute("SELECT set_config('oncehook.channel', $1, false)", [self._channel])
+                    if connection.is_pooled:
+                        return  # notifications would go to whoever has that session then
+                    await connection.configure({"oncehook.channel": self._channel})
                     await connection.execute(_LISTEN)
                     wait = FIRST_WAIT
-                    self._wake(None)  # for notifications sent while nobody listened
+                    self._wake(None)  # notifications may have been missed meanwhile
                     async for notification in connection.notifies():
                         if notification.pid != self._own_pid:
                             self._wake(read_payload(notification.payload))
@@ -563,7 +564,7 @@ class PostgresQueue(StorePart):
         self.notifier = Notifier(database, lambda destination_ids: self.observer.wake(destination_ids))
         self.heartbeat = HeartbeatConnection(database)
         self._failing: set[int] = set()
-        """Destinations whose last outcome, as far as this process knows, was a failure."""
+        """Destinations whose last outcome was a failure, as far as this process knows."""
 
     def notify_due(self, destination_ids: Collection[int] | None = None) -> None:
         self.notifier.notify(destination_ids)
@@ -602,7 +603,7 @@ class PostgresQueue(StorePart):
         return Settled(answer.fences, await self._read_leases(answer.next) if answer.next else ())
 
     async def _settle_and_emit(self, settlements: Sequence[Settlement], worker: str | None) -> SettleResult:
-        """Keep what handlers emitted, then end their leases under the fence, in one transaction: both or neither."""
+        """Store emitted events, then end the leases under the fence, in one transaction: both or neither."""
         try:
             async with self.work.transaction() as ask:
                 rows = await ask(INTAKE, lambda slot: emit_parameters(settlements, self.cipher, slot))
@@ -617,9 +618,9 @@ class PostgresQueue(StorePart):
         return answer
 
     async def follow_up(self, settlements: Sequence[Settlement], answers: Sequence[SettleResult]) -> None:
-        """Do what a settle leaves to be done at once: breakers, pauses, and the wake-up.
+        """Update breakers and pauses after a settlement, and wake workers.
 
-        It is settled whatever becomes of this; what fails here the next outcome makes good.
+        The settlement stands whatever fails here; the next outcome repeats the update.
         """
         for answer in answers:
             try:

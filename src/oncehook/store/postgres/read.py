@@ -1,15 +1,16 @@
-"""Reading on PostgreSQL: which deliveries and events a filter selects, lists of them, single rows, and numbers.
+"""Reads on PostgreSQL: the deliveries and events of a filter, lists of them, single rows, and counts.
 
-A filter is constant text and parameters (R76), planned anew each time with the values at hand, so that conditions which
-do not apply vanish. A list looks at a bounded number of rows, in the order of the index that serves it best, and then
-tells how far it came. Conditions on bodies are apart: naming their function at all would forbid parallel plans.
+A filter is constant text and parameters (R76), planned each time with the actual values, so that unused conditions
+vanish. A list reads a bounded number of rows, in the order of the best index, and returns how far it came. Conditions
+on bodies are separate: merely naming their function would forbid parallel plans.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -46,61 +47,66 @@ from oncehook.model import (
 )
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.cipher import Cipher
+from oncehook.store.filters import ATTEMPTS, LOOKED_AT, LOOKED_INTO, STATUS, TYPES, UNFINISHED, Dialect, escape_like
 from oncehook.store.postgres.connection import Connection, Ids, Integers, StorePart, Texts, clean_text, fetch_all
+from oncehook.store.postgres.intake import DETAIL_COLUMNS, read_details
 
-LOOKED_AT: Final = 20_000
-"""Rows that one page of a list looks at, at most."""
+# -- filters -------------------------------------------------------------------------------------
 
-LOOKED_INTO: Final = 32 << 20
-"""Bytes of bodies that one page looks into, at most, where the filter has conditions on them."""
+_NAMED: Final = re.compile(r"(?<!:):([a-z_]+)")
+_TYPES: Final = {
+    **TYPES,
+    **dict.fromkeys(("before", "after", "replay"), "uuid"),
+    **dict.fromkeys(("looked_at", "looked_into", "limit"), "bigint"),
+    "matching": "uuid[]",
+    "force": "boolean",
+}
 
-# -- filters: `$1` to `$17` ----------------------------------------------------------------------
 
-# An id's own time may differ from the time its event was received, by an hour at most: bounds on ids narrow the search,
-# received_at decides. The difference of the store's clock to the server's is subtracted (there is none outside tests).
+class Statement:
+    """A statement with named parameters, of which the driver gets those it uses, by number and with their types."""
+
+    __slots__ = ("TEXT", "names")
+
+    def __init__(self, text: str) -> None:
+        self.names = list(dict.fromkeys(_NAMED.findall(text)))
+        self.TEXT = _NAMED.sub(lambda found: f"${self.names.index(found[1]) + 1}::{_TYPES[found[1]]}", text)
+
+    def parameters(self, values: Mapping[str, object]) -> list[object]:
+        return [values[name] for name in self.names]
+
+
+async def select(connection: Connection, named: Statement, values: Mapping[str, object]) -> list[Any]:
+    return await fetch_all(connection, named.TEXT, named.parameters(values))
+
+
+# An id's own time may differ from its event's received_at, by an hour at most: bounds on ids narrow the search,
+# received_at decides. The offset of the store's clock from the server's is subtracted (0 outside tests).
 ID_SINCE: Final = """
-(lpad(to_hex((extract(epoch FROM greatest($15::timestamptz - (now() - transaction_timestamp()) - interval '1 hour',
+(lpad(to_hex((extract(epoch FROM greatest(:since - (now() - transaction_timestamp()) - interval '1 hour',
   'epoch')) * 1000)::bigint), 12, '0') || '00000000000000000000')::uuid
 """
 ID_UNTIL: Final = """
-(lpad(to_hex((extract(epoch FROM greatest($16::timestamptz + interval '1 hour', 'epoch')) * 1000)::bigint), 12, '0')
+(lpad(to_hex((extract(epoch FROM greatest(:until + interval '1 hour', 'epoch')) * 1000)::bigint), 12, '0')
   || 'ffffffffffffffffffff')::uuid
 """
 # The ids of an event's deliveries are one range: the destination's id is in the last three bytes.
 LAST_OF: Final = "(left(e.id::text, 30) || 'ffffff')::uuid"
 
-STATUS: Final = """
-CASE WHEN d.status = 'pending' AND h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
-  THEN 'leased' ELSE d.status END
-"""
-ATTEMPTS: Final = "CASE WHEN h.delivery_id = d.id THEN h.attempts ELSE d.attempts END"
-
-# Conditions on a delivery `d` with its head `h`, and on an event `e`.
-_OF_DELIVERY: Final = (
-    "($1::uuid[] IS NULL OR d.id = ANY($1)) AND ($4::integer IS NULL OR d.destination_id = $4)"
-    " AND ($5::text IS NULL OR $5 = " + STATUS + ") AND ($12::integer IS NULL OR " + ATTEMPTS + " > $12)"
-    " AND ($13::integer IS NULL OR " + ATTEMPTS + " < $13)"
-    """
-AND ($9::text IS NULL OR d.category = $9)
-AND ($10::text IS NULL OR d.note = $10)
-AND ($11::text IS NULL OR d.last_status::text LIKE $11)
-AND ($14::uuid IS NULL OR d.replay_id = $14 OR $14 = '00000000-0000-0000-0000-000000000000' AND d.replay_id IS NOT NULL)
-"""
+_SQL: Final = Dialect(
+    {
+        "ids": "d.id = ANY(:ids)",
+        "sources": "e.source_id = ANY(:sources)",
+        "type": "e.type LIKE :type ESCAPE '!'",
+    },
+    "ILIKE :text ESCAPE '!'",
+    encode_id=Id,
+    encode_text=clean_text,
+    encode_type=lambda pattern: escape_like(clean_text(pattern)).replace("*", "%").replace("?", "_"),
+    encode_time=lambda moment: moment,
 )
-_OF_EVENT: Final = """
-($2::uuid IS NULL OR e.id = $2)
-AND ($3::integer[] IS NULL OR e.source_id = ANY($3))
-AND ($6::text IS NULL OR e.type LIKE $6)
-AND ($7::text IS NULL OR e.subject = $7)
-AND ($8::text IS NULL OR e.key = $8)
-AND ($15::timestamptz IS NULL OR e.received_at >= $15)
-AND ($16::timestamptz IS NULL OR e.received_at < $16)
-"""
-_TEXT_IN_EVENT: Final = "e.key ILIKE $17 OR e.subject ILIKE $17 OR e.type ILIKE $17"
-_TEXT: Final = " AND ($17::text IS NULL OR " + _TEXT_IN_EVENT + " OR d.last_error ILIKE $17)\n"
-
-MATCHES: Final = _OF_EVENT + "AND " + _OF_DELIVERY + _TEXT
-"""Selects deliveries, where `d`, `e`, `s`, `t` and `h` are joined (TOGETHER)."""
+MATCHES: Final = _SQL.MATCHES + " "
+"""Conditions on deliveries, where `d`, `e`, `s`, `t` and `h` are joined (TOGETHER)."""
 
 TOGETHER: Final = """
 JOIN events e ON e.id = d.event_id JOIN sources s ON s.id = e.source_id JOIN destinations t ON t.id = d.destination_id
@@ -109,49 +115,50 @@ LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject
 
 _IS_ENCRYPTED: Final = "substring(e.body FROM 1 FOR 5) = '\\xff4f484501'::bytea"
 _ENCRYPTED_BODIES: Final = "FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND " + _IS_ENCRYPTED
-_ENCRYPTED_SIZE: Final = (
+_ENCRYPTED_SIZE: Final = Statement(
     "SELECT count(*), coalesce(sum(size), 0)::bigint"
-    " FROM (SELECT length(e.body) AS size " + _ENCRYPTED_BODIES + " LIMIT $18) e"
+    " FROM (SELECT length(e.body) AS size " + _ENCRYPTED_BODIES + " LIMIT :limit) e"
 )
-_NEXT_ENCRYPTED: Final = "SELECT d.id, e.id, e.body " + _ENCRYPTED_BODIES + " AND d.id > $18 ORDER BY d.id LIMIT $19"
+_NEXT_ENCRYPTED: Final = Statement(
+    "SELECT d.id, e.id, e.body " + _ENCRYPTED_BODIES + " AND d.id > :after ORDER BY d.id LIMIT :limit"
+)
 _AT_ONCE: Final = 500
 """Encrypted bodies that are fetched at once."""
 
-_MATCHING_BODY: Final = (
+_MATCHING_BODY: Final = Statement(
     "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND CASE WHEN " + _IS_ENCRYPTED + " THEN false"
-    " ELSE body_says(e.body, $18::jsonb) END"
+    " ELSE body_says(e.body, :clauses) END"
 )
 _NOBODY: Final = bytes(16)
-"""No delivery and no replay has this id. An array of none would be sent as NULL, and mean all; as the id of a replay it
-selects the deliveries of any."""
+"""No delivery has this id. An empty array would be sent as NULL, and mean all."""
 
 
 def selects_nothing(filter: Filter) -> bool:
-    """Tell whether a filter asks for ids, and gives none."""
+    """Tell whether a filter has an empty list of ids."""
     return filter.ids is not None and not any(filter.ids)
 
 
-async def read_parameters(connection: Connection, filter: Filter, cipher: Cipher) -> list[object]:
-    """Return `$1` to `$17` for all that a filter selects, with its conditions on bodies as ids. Raises QueryTooWide."""
-    given = await parameters_without_body(connection, filter)
+async def read_values(connection: Connection, filter: Filter, cipher: Cipher) -> dict[str, Any]:
+    """Return the values of a filter, with its conditions on bodies resolved to ids. Raises QueryTooWide."""
+    values = await values_without_body(connection, filter)
     if filter.body is None:
-        return given
-    found = [row[0] for row in await fetch_all(connection, _MATCHING_BODY, [*given, encode_clauses(filter.body)])]
+        return values
+    found = [row[0] for row in await select(connection, _MATCHING_BODY, values)]
     if cipher.has_keys:
-        found += await _match_encrypted(connection, given, filter.body, cipher)
-    return [Ids(found or [_NOBODY]), *given[1:]]
+        found += await _match_encrypted(connection, values, filter.body, cipher)
+    return values | {"ids": Ids(found or [_NOBODY])}
 
 
 async def _match_encrypted(
-    connection: Connection, given: Sequence[object], clauses: Sequence[Clause], cipher: Cipher
+    connection: Connection, values: Mapping[str, object], clauses: Sequence[Clause], cipher: Cipher
 ) -> list[bytes]:
     """Return the deliveries whose encrypted bodies match. Raises QueryTooWide."""
-    [(count, size)] = await fetch_all(connection, _ENCRYPTED_SIZE, [*given, MOST_DECRYPTED + 1])
+    [(count, size)] = await select(connection, _ENCRYPTED_SIZE, {**values, "limit": MOST_DECRYPTED + 1})
     if count > MOST_DECRYPTED or size > MOST_DECRYPTED_BYTES:
         raise QueryTooWide
     matching: list[bytes] = []
     last = _NOBODY
-    while found := await fetch_all(connection, _NEXT_ENCRYPTED, [*given, Id(last), _AT_ONCE]):
+    while found := await select(connection, _NEXT_ENCRYPTED, {**values, "after": Id(last), "limit": _AT_ONCE}):
         events = set(await _match_bodies([row[1:] for row in found], clauses, cipher))
         matching += [row[0] for row in found if row[1] in events]
         last = found[-1][0]
@@ -159,7 +166,7 @@ async def _match_encrypted(
 
 
 async def _match_bodies(found: Sequence[Sequence[Any]], clauses: Sequence[Clause], cipher: Cipher) -> list[bytes]:
-    """Return the ids, of these pairs of ids and encrypted bodies, whose body matches."""
+    """Return those ids whose body matches, out of pairs of ids and encrypted bodies."""
 
     def read() -> list[bytes]:
         return [id_ for id_, body in found if _matches(id_, body, clauses, cipher)]
@@ -174,73 +181,30 @@ def _matches(event_id: bytes, body: bytes, clauses: Sequence[Clause], cipher: Ci
         return False
 
 
-def encode_clauses(clauses: Sequence[Clause]) -> str:
-    """Write clauses as the one parameter that `body_says` takes."""
-    return json.dumps(
-        [
-            {
-                "path": [clean_text(step) for step in clause.path],
-                "sign": clause.sign,
-                "value": clean_text(clause.value),
-                "number": clause.number,
-            }
-            for clause in clauses
-        ]
-    )
+async def values_without_body(connection: Connection, filter: Filter) -> dict[str, Any]:
+    """Return the values of a filter. Names become ids, so that the plan fits them; an unknown name selects nothing."""
+    source_id, sources = None, None
+    if filter.source is not None:
+        source_id = await _find_id(connection, "SELECT id FROM sources WHERE name = $1", filter.source)
+    elif filter.sources is not None:
+        names = Texts([clean_text(name) for name in filter.sources])
+        found = await fetch_all(connection, "SELECT id FROM sources WHERE name = ANY($1::text[])", [names])
+        sources = Integers([id_ for (id_,) in found] or [-1])  # an empty array would become NULL
+    destination_id = await _find_id(connection, "SELECT id FROM destinations WHERE name = $1", filter.destination)
+    values = _SQL.values(filter, source_id, sources, destination_id)
+    if filter.ids is not None:
+        values["ids"] = Ids([one for one in filter.ids if len(one) == 16])
+    return values
 
 
-async def parameters_without_body(connection: Connection, filter: Filter) -> list[object]:
-    """Return `$1` to `$17`. Names become ids, so that the plan is made for them; an unknown one selects nothing."""
-    return [
-        None if filter.ids is None else Ids([one for one in filter.ids if len(one) == 16]),
-        _id(filter.event_id),
-        await _source_ids(connection, filter),
-        await _destination_id(connection, filter.destination),
-        None if filter.status is None else str(filter.status),
-        None if filter.type is None else _escape(filter.type).replace("*", "%").replace("?", "_"),
-        _text(filter.subject),
-        _text(filter.key),
-        None if filter.category is None else str(filter.category),
-        _text(filter.note),
-        None if filter.code is None else _escape(filter.code).replace("x", "_"),
-        filter.attempts_above,
-        filter.attempts_below,
-        _id(filter.replay_id or (_NOBODY if filter.is_replayed else None)),
-        filter.since,
-        filter.until,
-        None if filter.text is None else f"%{_escape(filter.text)}%",
-    ]
-
-
-async def _source_ids(connection: Connection, filter: Filter) -> Integers | None:
-    names = filter.sources if filter.source is None else [filter.source]
-    if names is None:
-        return None
-    names = [clean_text(name) for name in names]
-    found = await fetch_all(connection, "SELECT id FROM sources WHERE name = ANY($1::text[])", [Texts(names)])
-    return Integers([source_id for (source_id,) in found] or [-1])  # an array of none is NULL
-
-
-async def _destination_id(connection: Connection, name: str | None) -> int | None:
+async def _find_id(connection: Connection, statement: str, name: str | None) -> int | None:
     if name is None:
         return None
-    found = await fetch_all(connection, "SELECT id FROM destinations WHERE name = $1", [clean_text(name)])
+    found = await fetch_all(connection, statement, [clean_text(name)])
     return found[0][0] if found else -1
 
 
-def _id(value: bytes | None) -> Id | None:
-    return None if value is None else Id(value)
-
-
-def _text(value: str | None) -> str | None:
-    return None if value is None else clean_text(value)
-
-
-def _escape(text: str) -> str:
-    return clean_text(text).replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-
-
-# -- ways to deliveries, newest first: `$18` the cursor, `$19` rows looked at, `$20` rows wanted --------------
+# -- ways to deliveries, newest first --------------------------------------------------------------
 
 COLUMNS: Final = (
     ("SELECT d.id, d.event_id, s.name, t.name, e.type, e.key, e.subject, " + STATUS + ", d.note, d.run, " + ATTEMPTS)
@@ -252,36 +216,38 @@ COLUMNS: Final = (
 )
 
 _BOUNDS: Final = (
-    "($18::uuid IS NULL OR d.id < $18) AND ($15::timestamptz IS NULL OR d.id >= " + ID_SINCE + ")"
-    " AND ($16::timestamptz IS NULL OR d.id <= " + ID_UNTIL + ") AND ($1::uuid[] IS NULL OR d.id = ANY($1))"
+    "(:before IS NULL OR d.id < :before) AND (:since IS NULL OR d.id >= " + ID_SINCE + ")"
+    " AND (:until IS NULL OR d.id <= " + ID_UNTIL + ") AND (:ids IS NULL OR d.id = ANY(:ids))"
 )
 _EVENT_BOUNDS: Final = (
-    "($18::uuid IS NULL OR e.id < $18) AND ($15::timestamptz IS NULL OR e.id >= " + ID_SINCE + ")"
-    " AND ($16::timestamptz IS NULL OR e.id <= " + ID_UNTIL + ") AND ($2::uuid IS NULL OR e.id = $2)"
-    " AND ($1::uuid[] IS NULL OR e.id IN (SELECT (left(i::text, 30) || '000000')::uuid FROM unnest($1) i))"
+    "(:before IS NULL OR e.id < :before) AND (:since IS NULL OR e.id >= " + ID_SINCE + ")"
+    " AND (:until IS NULL OR e.id <= " + ID_UNTIL + ") AND (:event_id IS NULL OR e.id = :event_id)"
+    " AND (:ids IS NULL OR e.id IN (SELECT (left(i::text, 30) || '000000')::uuid FROM unnest(:ids) i))"
 )
 _ALL: Final = (
-    "(SELECT d.* FROM deliveries d WHERE " + _BOUNDS + " AND ($2::uuid IS NULL OR (d.id > $2"
-    " AND d.id <= (left($2::text, 30) || 'ffffff')::uuid)) ORDER BY d.id DESC LIMIT $19) d"
+    "(SELECT d.* FROM deliveries d WHERE " + _BOUNDS + " AND (:event_id IS NULL OR (d.id > :event_id"
+    " AND d.id <= (left(:event_id::text, 30) || 'ffffff')::uuid)) ORDER BY d.id DESC LIMIT :looked_at) d"
 )
 _UNFINISHED: Final = (
-    "(SELECT d.* FROM deliveries d WHERE d.status <> 'done' AND d.status = $5 AND " + _BOUNDS + ""
-    " ORDER BY d.id DESC LIMIT $19) d"
+    "(SELECT d.* FROM deliveries d WHERE d.status <> 'done' AND d.status = :status AND " + _BOUNDS + ""
+    " ORDER BY d.id DESC LIMIT :looked_at) d"
 )
 _LEASED: Final = (
     "(SELECT d.* FROM deliveries d WHERE d.id IN (SELECT unnest(ARRAY[h.delivery_id, h.carries]) FROM heads h"
-    " WHERE h.leased) AND " + _BOUNDS + " ORDER BY d.id DESC LIMIT $19) d"
+    " WHERE h.leased) AND " + _BOUNDS + " ORDER BY d.id DESC LIMIT :looked_at) d"
 )
 _EVENTS_OF_SUBJECT: Final = (
-    "(SELECT e.* FROM events e WHERE e.subject = $7 AND " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
+    "(SELECT e.* FROM events e WHERE e.subject = :subject AND "
+    + _EVENT_BOUNDS
+    + " ORDER BY e.id DESC LIMIT :looked_at) e"
 )
 _SUBJECT: Final = (
     "(SELECT d.* FROM " + _EVENTS_OF_SUBJECT + " CROSS JOIN LATERAL (SELECT d.* FROM deliveries d WHERE d.id > e.id"
     " AND d.id <= " + LAST_OF + " AND " + _BOUNDS + " OFFSET 0) d) d"
 )
 
-# What belongs to a delivery is looked up for its row alone: so the rows stay in their order, and a page that is full
-# ends the search. Joined as tables, all rows that may be looked at would be joined and sorted first.
+# Tables beside a delivery are looked up row by row, so that rows keep their order and a full page ends the search. With
+# plain joins, all candidate rows would be joined and sorted first.
 _BESIDE: Final = """
 CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = d.event_id LIMIT 1) e
 CROSS JOIN LATERAL (SELECT * FROM sources s WHERE s.id = e.source_id LIMIT 1) s
@@ -291,47 +257,43 @@ LEFT JOIN LATERAL (
 ) h ON true
 WHERE """
 _WITH_BODY: Final = (
-    "AND CASE WHEN " + _IS_ENCRYPTED + " THEN e.id = ANY($22::uuid[]) ELSE body_says(e.body, $21::jsonb) END"
+    "AND CASE WHEN " + _IS_ENCRYPTED + " THEN e.id = ANY(:matching) ELSE body_says(e.body, :clauses) END"
 )
-# What a page looks into that only Python can read. The page's own limit is named to give it its type.
-_WITH_ENCRYPTED_BODY: Final = " AND " + _IS_ENCRYPTED + " LIMIT greatest($19::bigint, $20::bigint)"
-# Every parameter has its type, also where nothing depends on it.
-_TYPED: Final = """
-WHERE (ROW($1::uuid[], $2::uuid, $3::integer[], $4::integer, $5::text, $6::text, $7::text, $8::text, $9::text,
-  $10::text, $11::text, $12::integer, $13::integer, $14::uuid, $15::timestamptz, $16::timestamptz, $17::text, $18::uuid,
-  $20::bigint) IS NULL) IN (true, false)
-"""
-# How far a page looked that found too little: the last row of as many as it may look at, if there are so many.
-_LAST_LOOKED: Final = _TYPED + "ORDER BY 1 DESC OFFSET $19 - 1 LIMIT 1"
-# How many rows a way brings, and how many of them before their bodies are more than a page looks into.
+# The encrypted bodies of a page, which only Python can read.
+_WITH_ENCRYPTED_BODY: Final = " AND " + _IS_ENCRYPTED + " LIMIT :looked_at"
+# The last row that a page without enough matches looked at, if it looked at as many as it may.
+_LAST_LOOKED: Final = " ORDER BY 1 DESC OFFSET :looked_at - 1 LIMIT 1"
+# The number of rows of a page, and how many of them fit into the total size of bodies that it may search.
 _WEIGH: Final = """
-SELECT count(*), count(*) FILTER (WHERE upto <= $21::bigint)
+SELECT count(*), count(*) FILTER (WHERE upto <= :looked_into)
 FROM (SELECT sum(length(e.body)) OVER (ORDER BY e.id DESC ROWS UNBOUNDED PRECEDING) AS upto FROM
 """
 _ITS_EVENT: Final = " CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = d.event_id LIMIT 1) e"
-_WEIGHED: Final = _TYPED + ") w"
+_WEIGHED: Final = ") w"
 
 
 @dataclass(slots=True, frozen=True)
 class Way:
-    """The statements of a list that one index serves."""
+    """The statements of a list that uses one index."""
 
-    LIST: str
-    LIST_BY_BODY: str
-    ENCRYPTED: str
-    FAR: str
-    """The last row that a page looked at."""
-    WEIGH: str
+    LIST: Statement
+    LIST_BY_BODY: Statement
+    ENCRYPTED: Statement
+    FAR: Statement
+    """The last row that a page read."""
+    WEIGH: Statement
 
 
 def _way_to_deliveries(rows: str, events: str | None = None) -> Way:
-    """`events`: those whose deliveries are looked at, where the index is theirs."""
+    """Build the statements of a list of deliveries. `events`: their events, where the index is on events."""
     return Way(
-        LIST=COLUMNS + "FROM " + rows + _BESIDE + MATCHES + "ORDER BY d.id DESC LIMIT $20",
-        LIST_BY_BODY=COLUMNS + "FROM " + rows + _BESIDE + MATCHES + _WITH_BODY + " ORDER BY d.id DESC LIMIT $20",
-        ENCRYPTED="SELECT e.id, e.body FROM " + rows + _BESIDE + MATCHES + _WITH_ENCRYPTED_BODY,
-        FAR=("SELECT e.id FROM " + events if events else "SELECT d.id FROM " + rows) + _LAST_LOOKED,
-        WEIGH=_WEIGH + (events or rows + _ITS_EVENT) + _WEIGHED,
+        LIST=Statement(COLUMNS + "FROM " + rows + _BESIDE + MATCHES + "ORDER BY d.id DESC LIMIT :limit"),
+        LIST_BY_BODY=Statement(
+            COLUMNS + "FROM " + rows + _BESIDE + MATCHES + _WITH_BODY + " ORDER BY d.id DESC LIMIT :limit"
+        ),
+        ENCRYPTED=Statement("SELECT e.id, e.body FROM " + rows + _BESIDE + MATCHES + _WITH_ENCRYPTED_BODY),
+        FAR=Statement(("SELECT e.id FROM " + events if events else "SELECT d.id FROM " + rows) + _LAST_LOOKED),
+        WEIGH=Statement(_WEIGH + (events or rows + _ITS_EVENT) + _WEIGHED),
     )
 
 
@@ -350,50 +312,55 @@ SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.mark
   coalesce(k.copies, 1)
 FROM
 """
-# `$21`: whether there are conditions on its deliveries. The text may be in the event or in the delivery that meets the
-# other conditions.
+# The text may be in the event, or in the delivery that meets the other conditions on deliveries.
 _EVENT_MATCHES: Final = (
     """
 CROSS JOIN LATERAL (SELECT * FROM sources s WHERE s.id = e.source_id LIMIT 1) s
 LEFT JOIN LATERAL (SELECT * FROM keys k WHERE k.hash = e.key_hash AND k.event_id = e.id LIMIT 1) k ON true
 WHERE """
-    + _OF_EVENT
-    + ("AND (($21 IS FALSE AND ($17::text IS NULL OR " + _TEXT_IN_EVENT + ")) OR EXISTS (")
+    + _SQL.OF_EVENT
+    + (" AND ((:asks_deliveries IS FALSE AND (:text IS NULL OR " + _SQL.EVENT_SAYS + ")) OR EXISTS (")
     + """
   SELECT FROM deliveries d JOIN destinations t ON t.id = d.destination_id
   LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id)
   WHERE d.id > e.id AND d.id <= """
-    + (LAST_OF + " AND " + _OF_DELIVERY + _TEXT + "))")
+    + (LAST_OF + " AND " + _SQL.OF_DELIVERY + " AND " + _SQL.DELIVERY_SAYS + "))")
 )
 _EVENT_WITH_BODY: Final = (
-    " AND CASE WHEN " + _IS_ENCRYPTED + " THEN e.id = ANY($23::uuid[]) ELSE body_says(e.body, $22::jsonb) END"
+    " AND CASE WHEN " + _IS_ENCRYPTED + " THEN e.id = ANY(:matching) ELSE body_says(e.body, :clauses) END"
 )
 
 
 def _way_to_events(rows: str, deliveries: str | None = None) -> Way:
-    """`deliveries`: those whose events are looked at, where the index is theirs."""
+    """Build the statements of a list of events. `deliveries`: their deliveries, where the index is on deliveries."""
     return Way(
-        LIST=_LISTED + rows + _EVENT_MATCHES + " ORDER BY e.id DESC LIMIT $20",
-        LIST_BY_BODY=_LISTED + rows + _EVENT_MATCHES + _EVENT_WITH_BODY + " ORDER BY e.id DESC LIMIT $20",
-        ENCRYPTED="SELECT e.id, e.body FROM " + rows + _EVENT_MATCHES + _WITH_ENCRYPTED_BODY,
-        FAR=("SELECT d.event_id FROM " + deliveries if deliveries else "SELECT e.id FROM " + rows) + _LAST_LOOKED,
-        WEIGH=_WEIGH + (deliveries + _ITS_EVENT if deliveries else rows) + _WEIGHED,
+        LIST=Statement(_LISTED + rows + _EVENT_MATCHES + " ORDER BY e.id DESC LIMIT :limit"),
+        LIST_BY_BODY=Statement(_LISTED + rows + _EVENT_MATCHES + _EVENT_WITH_BODY + " ORDER BY e.id DESC LIMIT :limit"),
+        ENCRYPTED=Statement("SELECT e.id, e.body FROM " + rows + _EVENT_MATCHES + _WITH_ENCRYPTED_BODY),
+        FAR=Statement(
+            ("SELECT d.event_id FROM " + deliveries if deliveries else "SELECT e.id FROM " + rows) + _LAST_LOOKED
+        ),
+        WEIGH=Statement(_WEIGH + (deliveries + _ITS_EVENT if deliveries else rows) + _WEIGHED),
     )
 
 
-_EVENTS: Final = _way_to_events("(SELECT e.* FROM events e WHERE " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e")
+_EVENTS: Final = _way_to_events(
+    "(SELECT e.* FROM events e WHERE " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT :looked_at) e"
+)
 _EVENTS_BY_SOURCE: Final = _way_to_events(
-    "(SELECT e.* FROM events e WHERE e.source_id = ($3::integer[])[1] AND " + _EVENT_BOUNDS + ""
-    " ORDER BY e.id DESC LIMIT $19) e"
+    "(SELECT e.* FROM events e WHERE e.source_id = :source_id AND " + _EVENT_BOUNDS + ""
+    " ORDER BY e.id DESC LIMIT :looked_at) e"
 )
 _EVENTS_BY_SUBJECT: Final = _way_to_events(_EVENTS_OF_SUBJECT)
 _EVENTS_UNFINISHED: Final = _way_to_events(
     "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM " + _UNFINISHED + ")"
-    " ORDER BY e.id DESC LIMIT $19) e",
+    " ORDER BY e.id DESC LIMIT :looked_at) e",
     _UNFINISHED,
 )
 _EVENTS_LEASED: Final = _way_to_events(
-    "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM " + _LEASED + ") ORDER BY e.id DESC LIMIT $19) e",
+    "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM "
+    + _LEASED
+    + ") ORDER BY e.id DESC LIMIT :looked_at) e",
     _LEASED,
 )
 _DELIVERIES_OF_EVENTS: Final = (
@@ -402,7 +369,6 @@ _DELIVERIES_OF_EVENTS: Final = (
     " JOIN destinations t ON t.id = d.destination_id"
     " LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) ORDER BY d.id"
 )
-_UNFINISHED_STATUSES: Final = (DeliveryStatus.pending, DeliveryStatus.dead, DeliveryStatus.discarded)
 
 
 def way_to_deliveries(filter: Filter) -> Way:
@@ -410,7 +376,7 @@ def way_to_deliveries(filter: Filter) -> Way:
         return _DELIVERIES
     if filter.subject is not None:
         return _DELIVERIES_OF_SUBJECT
-    if filter.status in _UNFINISHED_STATUSES:
+    if filter.status in UNFINISHED:
         return _DELIVERIES_UNFINISHED
     return _DELIVERIES_LEASED if filter.status is DeliveryStatus.leased else _DELIVERIES
 
@@ -420,18 +386,11 @@ def way_to_events(filter: Filter) -> Way:
         return _EVENTS
     if filter.subject is not None:
         return _EVENTS_BY_SUBJECT
-    if filter.status in _UNFINISHED_STATUSES:
+    if filter.status in UNFINISHED:
         return _EVENTS_UNFINISHED
     if filter.status is DeliveryStatus.leased:
         return _EVENTS_LEASED
     return _EVENTS if filter.source is None else _EVENTS_BY_SOURCE
-
-
-def has_delivery_conditions(filter: Filter) -> bool:
-    """Tell whether a filter has conditions on deliveries: `$21` of a list of events."""
-    given: list[object] = [filter.ids, filter.destination, filter.status, filter.category, filter.note, filter.code]
-    given += [filter.attempts_above, filter.attempts_below, filter.is_replayed, filter.replay_id]
-    return any(one is not None for one in given)
 
 
 def read_delivery(row: Sequence[Any]) -> StoredDelivery:
@@ -442,21 +401,18 @@ def read_delivery(row: Sequence[Any]) -> StoredDelivery:
     return StoredDelivery(*fields)
 
 
-def _read_listed(row: Sequence[Any]) -> ListedDelivery:
-    id_, name, status, note, run, replay_id = row
-    return ListedDelivery(DeliveryId(id_), name, DeliveryStatus(status), note, run, replay_id and ReplayId(replay_id))
-
-
 # -- single rows ---------------------------------------------------------------------------------
 
-_GET_EVENT: Final = """
-SELECT e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
-  coalesce(e.head, b.head, ''), e.body, e.batch_id, coalesce(k.copies, 1), e.same_as
+_GET_EVENT: Final = (
+    "SELECT"
+    + DETAIL_COLUMNS
+    + """
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
 WHERE e.id = $1
 """
+)
 _ARRIVALS: Final = """
 SELECT a.id, a.event_id, a.outcome, a.at, coalesce(a.head, b.head), a.body, a.batch_id
 FROM arrivals a LEFT JOIN batches b ON b.id = a.batch_id WHERE a.event_id = $1 ORDER BY a.at, a.id
@@ -465,7 +421,7 @@ _ATTEMPTS: Final = """
 SELECT delivery_id, fence, run, n, started_at, ended_at, outcome, category, status, error, answer
 FROM attempts WHERE delivery_id = $1 ORDER BY fence
 """
-# Candidates are found by the subject's index, on both sides; their order is that of commit, which a replay changes.
+# Candidates come from the subject's index, on both sides; their order is that of commit, which a replay changes.
 _NEIGHBOURS: Final = (
     COLUMNS
     + """
@@ -542,7 +498,7 @@ _COUNT_OF: Final = (
     " JOIN deliveries d ON d.event_id = e.id JOIN destinations t ON t.id = d.destination_id" + _ITS_HEAD + ""
     "s.name = ANY($1::text[]) AND ($2::timestamptz IS NULL OR e.received_at >= $2) GROUP BY 1, 2"
 )
-# Levels are no flows: what became done or dead is counted as succeeded or died too.
+# Levels are no flows: what became done or dead is counted as succeeded or died, too.
 _SERIES: Final = """
 SELECT what, to_timestamp(floor(extract(epoch FROM minute) / $2::float8) * $2::float8), sum(n)::bigint
 FROM counters
@@ -567,12 +523,7 @@ class PostgresRead(StorePart):
 
     async def get_event(self, event_id: bytes) -> EventDetails | None:
         found = await self.rows(_GET_EVENT, [Id(event_id)])
-        if not found:
-            return None
-        *columns, batch_id, copies, same_as = found[0]
-        columns[0], columns[8] = EventId(columns[0]), MARKS[columns[8]]
-        batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
-        return self.cipher.read_event(EventDetails(*columns, batch_id=batch_id, copies=copies, same_as=same_as))
+        return self.cipher.read_event(read_details(found[0])) if found else None
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         found = await self.rows(_ARRIVALS, [Id(event_id)])
@@ -626,13 +577,15 @@ class PostgresRead(StorePart):
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
         if selects_nothing(filter):
             return Page(())
-        conditions = has_delivery_conditions(filter)
         async with self.connection() as connection:
-            found, further = await self._find(connection, way_to_events(filter), filter, before, limit, conditions)
+            found, further = await self._find(connection, way_to_events(filter), filter, before, limit)
             deliveries: dict[bytes, list[ListedDelivery]] = {row[0]: [] for row in found}
             if found:
-                for event_id, *row in await fetch_all(connection, _DELIVERIES_OF_EVENTS, [Ids(list(deliveries))]):
-                    deliveries[event_id].append(_read_listed(row))
+                listed = await fetch_all(connection, _DELIVERIES_OF_EVENTS, [Ids(list(deliveries))])
+                for event_id, id_, name, status, note, run, replay_id in listed:
+                    replay = replay_id and ReplayId(replay_id)
+                    one = ListedDelivery(DeliveryId(id_), name, DeliveryStatus(status), note, run, replay)
+                    deliveries[event_id].append(one)
         listed = [
             ListedEvent(*(EventId(row[0]), *row[1:7], MARKS[row[7]], row[8], row[9], deliveries[row[0]]))
             for row in found
@@ -640,23 +593,24 @@ class PostgresRead(StorePart):
         return Page(listed, further)
 
     async def _find(
-        self, connection: Connection, way: Way, filter: Filter, before: bytes | None, limit: int, *more: bool
+        self, connection: Connection, way: Way, filter: Filter, before: bytes | None, limit: int
     ) -> tuple[Sequence[Sequence[Any]], bytes | None]:
         """Return the rows of a page, and where the next one begins."""
-        given = [*await parameters_without_body(connection, filter), _id(before), LOOKED_AT, limit + 1]
+        values = await values_without_body(connection, filter)
+        values |= {"before": None if before is None else Id(before), "looked_at": LOOKED_AT, "limit": limit + 1}
         if filter.body is None:
-            found = await fetch_all(connection, way.LIST, [*given, *more])
+            found = await select(connection, way.LIST, values)
         else:
-            # Look at fewer rows where their bodies are too large to look into all of them.
-            [(rows, fitting)] = await fetch_all(connection, way.WEIGH, [*given, LOOKED_INTO])
+            # Read fewer rows where their bodies are too large to search them all.
+            [(rows, fitting)] = await select(connection, way.WEIGH, {**values, "looked_into": LOOKED_INTO})
             if fitting < rows:
-                given[18] = max(fitting, 1)
-            encrypted = await fetch_all(connection, way.ENCRYPTED, [*given, *more]) if self.cipher.has_keys else ()
-            read = Ids(await _match_bodies(encrypted, filter.body, self.cipher))
-            found = await fetch_all(connection, way.LIST_BY_BODY, [*given, *more, encode_clauses(filter.body), read])
+                values["looked_at"] = max(fitting, 1)
+            encrypted = await select(connection, way.ENCRYPTED, values) if self.cipher.has_keys else ()
+            values["matching"] = Ids(await _match_bodies(encrypted, filter.body, self.cipher))
+            found = await select(connection, way.LIST_BY_BODY, values)
         if len(found) > limit:
             return found[:limit], found[limit - 1][0]
-        far = await fetch_all(connection, way.FAR, given)
+        far = await select(connection, way.FAR, values)
         return found, far[0][0] if far else None
 
     # -- numbers -------------------------------------------------------------------------------
@@ -696,7 +650,7 @@ class PostgresRead(StorePart):
         return flows
 
     async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
-        found = await self.rows(_AUDIT_LOG, [before, limit, _text(actor)])
+        found = await self.rows(_AUDIT_LOG, [before, limit, None if actor is None else clean_text(actor)])
         return [Audited(*(*row[:5], json.loads(row[5]))) for row in found]
 
     async def workers(self) -> list[StoredWorker]:

@@ -1,8 +1,8 @@
-"""Transactions that others write in: a handler's effect with the end of its lease, an application's with an event.
+"""Transactions shared with others: a handler's writes with the end of its lease, an application's with an event.
 
-A handler gets the driver's own connection, with its role's own `search_path`. Its settle comes last and in the same
-commit, under the fence (R51, R52). With `emit_in` (the outbox), an event exists if and when the transaction of the
-application commits. For the length of our statements the transaction is turned to our schema, and then back.
+A handler gets the driver's own connection, with its role's `search_path`. Its delivery is settled last, in the same
+commit and under the fence (R51, R52). With `emit_in` (the outbox), an event exists if and when the application's
+transaction commits. During our statements `search_path` is our schema; afterwards it is restored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from oncehook.model import Intake, Settlement, Verdict
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
     BlockingConnection,
+    BlockingStoreConnection,
     Connection,
     Database,
+    StoreConnection,
     adapt,
     describe,
     is_alive,
@@ -49,7 +51,7 @@ C = TypeVar("C", bound="Connection | BlockingConnection")
 KEPT: Final = 16
 """Connections that are kept open for the next handlers."""
 
-_PREPARE: Final = "SELECT set_config('idle_in_transaction_session_timeout', '60s', false)"
+_SETTINGS: Final = {"idle_in_transaction_session_timeout": "60s"}
 # Turns the transaction to our schema: the functions find everything else by themselves.
 _TURN: Final = """
 SELECT set_config('oncehook.path', current_setting('search_path'), true),
@@ -61,12 +63,13 @@ _TURN_BACK_AND_NOTIFY: Final = _TURN_BACK + ", pg_notify($1, $2)"
 
 
 def counter_slot(connection: Connection | BlockingConnection) -> int:
-    """Return a slot of the counters for a connection that has drawn none: below zero, where the hot ones never are."""
+    """Return a slot of the counters for a connection without one: negative, which the slots of hot connections never
+    are."""
     return -1 - connection.info.backend_pid % 32_000
 
 
 class _Settlements:
-    """The settlements of one transaction, to be followed up when it is committed."""
+    """The settlements of one transaction, followed up after its commit."""
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self.database = database
@@ -75,7 +78,7 @@ class _Settlements:
         self.results: list[SettleResult] = []
 
     def add(self, settlement: Settlement, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Add one that was settled. Raises LeaseLost where it was not."""
+        """Add a settlement. Raises LeaseLost where it was refused."""
         result = read_settle_result([settlement], rows)
         if not result.fences:
             raise LeaseLost
@@ -98,7 +101,7 @@ class HandlerTransaction:
         adapt(cursor)
         try:
             if is_idle(connection):
-                await cursor.execute("BEGIN")  # the handler has ended ours; the fence still decides
+                await cursor.execute("BEGIN")  # the handler has ended our transaction; the fence still decides
             await cursor.execute(_TURN_TO_SETTLE, [self._settled.database.path])
             if settlement.emits:
                 emitted = emit_parameters([settlement], cipher, slot)
@@ -127,7 +130,7 @@ class BlockingHandlerTransaction:
         adapt(cursor)
         try:
             if connection.autocommit and is_idle(connection):
-                cursor.execute("BEGIN")  # the handler has ended ours; the fence still decides
+                cursor.execute("BEGIN")  # the handler has ended our transaction; the fence still decides
             cursor.execute(_TURN_TO_SETTLE, [self._settled.database.path])
             if settlement.emits:
                 emitted = emit_parameters([settlement], cipher, slot)
@@ -143,7 +146,7 @@ class BlockingHandlerTransaction:
 
 
 class JoinedTransaction(BlockingHandlerTransaction):
-    """A transaction that its owner began, commits, and then reports as committed."""
+    """A transaction that its owner begins and commits, and then reports as committed."""
 
     def __init__(
         self, connection: BlockingConnection, settled: _Settlements, follow_up: Callable[[_Settlements], None]
@@ -152,12 +155,12 @@ class JoinedTransaction(BlockingHandlerTransaction):
         self._follow_up = follow_up
 
     def follow_up(self) -> None:
-        """Follow up what was settled, now that its owner has committed it."""
+        """Follow up the settlements, now that the owner has committed them."""
         self._follow_up(self._settled)
 
 
 class PostgresTransactions(PostgresQueue):
-    """Transactions for handlers, as many as are at work, on connections of their own; and the outbox."""
+    """Transactions for handlers, each on a connection of its own, and the outbox."""
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         super().__init__(database, cipher)
@@ -186,7 +189,7 @@ class PostgresTransactions(PostgresQueue):
             async with connection.transaction():
                 try:
                     yield HandlerTransaction(connection, settled)
-                except BaseException as error:  # the handler's own, which comes out as it is
+                except BaseException as error:  # the handler's own error, raised unchanged
                     raised = error
                     raise
         except psycopg.Error as error:
@@ -222,14 +225,14 @@ class PostgresTransactions(PostgresQueue):
         self._follow_up_later(settled)
 
     def join_transaction(self, connection: BlockingConnection) -> JoinedTransaction:
-        """Settle in a transaction that its owner has begun on a connection to this very database, and will commit."""
+        """Settle in a transaction that its owner has begun on a connection to this database, and will commit."""
         return JoinedTransaction(connection, _Settlements(self.database, self.cipher), self._follow_up_later)
 
     def _follow_up_later(self, settled: _Settlements) -> None:
-        """Follow up on the loop: nothing is undecided any more, so the thread need not wait."""
+        """Follow up on the loop: the settlement is committed, so the thread need not wait."""
         loop = self._loop
         if settled.settlements and loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            with contextlib.suppress(RuntimeError):  # the loop was just closed
                 asyncio.run_coroutine_threadsafe(self.follow_up(settled.settlements, settled.results), loop)
 
     async def _take(self) -> Connection:
@@ -241,11 +244,9 @@ class PostgresTransactions(PostgresQueue):
                 return connection
             connection.pgconn.finish()
         try:
-            connection = await psycopg.AsyncConnection.connect(self.database.conninfo, autocommit=True)
-            await connection.execute(_PREPARE)
+            return await StoreConnection.open(self.database, _SETTINGS)
         except psycopg.Error as error:
             raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
-        return connection
 
     def _take_blocking(self) -> BlockingConnection:
         if self._loop is None:
@@ -257,14 +258,12 @@ class PostgresTransactions(PostgresQueue):
                     return connection
                 connection.pgconn.finish()
         try:
-            connection = psycopg.Connection.connect(self.database.conninfo, autocommit=True)
-            connection.execute(_PREPARE)
+            return BlockingStoreConnection.open(self.database, _SETTINGS)
         except psycopg.Error as error:
             raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
-        return connection
 
     def _is_kept(self, connection: Connection | BlockingConnection, free: Sequence[object]) -> bool:
-        """Tell whether a connection serves the next handler; else it is closed."""
+        """Tell whether a connection can be reused for the next handler."""
         if self._loop is not None and is_idle(connection) and connection.autocommit and len(free) < KEPT:
             return True
         connection.pgconn.finish()
@@ -302,7 +301,7 @@ class PostgresTransactions(PostgresQueue):
         return verdicts([intake], read_intake_result(rows))[0]
 
     def _notification(self, intake: Intake) -> list[str]:
-        """Return what the commit sends to workers."""
+        """Return the notification that the commit sends to workers."""
         destination_ids = {planned.destination_id for item in intake.items for planned in item.deliveries}
         return [notify_channel(self.database.schema), encode_payload(destination_ids)]
 
@@ -328,7 +327,7 @@ def _driver_connection(tx: Any, kind: type[C]) -> C:
 
 
 def _inner_connection(found: Any) -> Any:
-    """Unwrap once: SQLAlchemy's raw connections, its asynchronous ones, its blocking ones and Django's."""
+    """Unwrap one layer: SQLAlchemy's raw connections, its asynchronous ones, its blocking ones and Django's."""
     for name in ("driver_connection", "sync_connection", "connection"):
         inner = getattr(found, name, None)
         if inner is not None:

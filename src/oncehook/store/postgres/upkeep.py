@@ -1,7 +1,7 @@
 """Upkeep on PostgreSQL: pruning, old counters, workers, watermarks, sessions, and the checks of `doctor`.
 
-Any process may call any of it at any time; whoever comes second finds less to do. Only pruning takes more than a
-statement, because it must not meet a replay that is being made (`StorePart.hold_lock`).
+Any process may call any of it at any time; the second finds less to do. Only pruning takes more than one statement,
+because it must not run while a replay is being made (`StorePart.hold_lock`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from oncehook.store.postgres.connection import (
     Floats,
     Ids,
     Integers,
+    StoreConnection,
     StorePart,
     clean_text,
     fetch_all,
@@ -32,12 +33,12 @@ from oncehook.store.postgres.connection import (
 from oncehook.store.postgres.read import LAST_OF
 
 LOOKED_AT: Final = 5000
-"""Split requests that one batch looks at."""
+"""Split requests that one batch reads."""
 
 FIRST: Final = bytes(16)
 
-# `$1`, `$2`: seconds per source, `$3` for the others; `$4`, `$5`: where each source was left; `$6`: how many.
-# Bounds on ids narrow the search, received_at decides; see `ID_SINCE` in `read`.
+# `$1`, `$2`: seconds per source, `$3`: for the others; `$4`, `$5`: where the last batch stopped per source; `$6`: how
+# many. Bounds on ids narrow the search, received_at decides; see `ID_SINCE` in `read`.
 _PRUNE: Final = (
     """
 WITH v AS MATERIALIZED (
@@ -80,7 +81,7 @@ DELETE FROM events e USING v WHERE e.id = v.id RETURNING e.id, e.source_id
 """
 )
 
-# Copies that came when the event had gone already go with the key that made them copies.
+# Copies whose event is gone are removed with their key.
 _PRUNE_KEYS: Final = """
 WITH k AS (
   DELETE FROM keys WHERE hash IN (
@@ -92,7 +93,7 @@ WITH k AS (
 SELECT count(*) FROM k
 """
 
-# Split requests that no event and no later arrival names any more. `$1`: where the last look ended.
+# Split requests without any event or later arrival. `$1`: where the last batch ended.
 _PRUNE_BATCHES: Final = """
 WITH b AS MATERIALIZED (
   SELECT id FROM batches WHERE id > $1 AND received_at < now() - make_interval(secs => $2::float8) ORDER BY id LIMIT $3
@@ -105,7 +106,7 @@ WITH b AS MATERIALIZED (
 SELECT (SELECT count(*) FROM x), (SELECT count(*) FROM b), (SELECT id FROM b ORDER BY id DESC LIMIT 1)
 """
 
-# `$1`: seconds after which nothing of it is kept any more, `$2`: how many of each.
+# `$1`: seconds after which they are removed, `$2`: how many of each.
 _PRUNE_OTHERS: Final = """
 WITH m AS MATERIALIZED (
   SELECT now() - make_interval(secs => $1::float8) AS before
@@ -126,7 +127,7 @@ WITH m AS MATERIALIZED (
 SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM s) + (SELECT count(*) FROM p)
 """
 
-# Entries go from the front, until one is younger; `audit_delete` lets go of what this has marked as pruned.
+# Entries are removed from the oldest on, until one is too young; `audit_delete` allows what this marks as pruned.
 _MARK_AUDIT: Final = """
 WITH o AS MATERIALIZED (
   SELECT n, hash, at < now() - make_interval(secs => $1::float8) AS is_old FROM audit ORDER BY n LIMIT $2
@@ -149,7 +150,7 @@ WITH d AS (
 SELECT count(*) FROM d
 """
 
-# Fences that the original gave out after the backup was made are lower than any from here on.
+# Fences that the original issued after the backup are lower than all from here on.
 _INVALIDATE: Final = """
 WITH s AS MATERIALIZED (
   SELECT setval('fences', nextval('fences') + 1000000)
@@ -165,7 +166,7 @@ SELECT (SELECT count(*) FROM s), count(*) FROM u
 
 # -- sessions ------------------------------------------------------------------------------------
 
-# `$6`: how many may be left beside the new one.
+# `$6`: how many may remain beside the new one.
 _BEGIN: Final = """
 WITH old AS (
   DELETE FROM sessions WHERE hash IN (SELECT hash FROM sessions ORDER BY begun_at DESC OFFSET $6::bigint)
@@ -206,7 +207,7 @@ class PostgresUpkeep(StorePart):
     def __init__(self, database: Database, cipher: Cipher) -> None:
         super().__init__(database, cipher)
         self._pruned_to: dict[int, bytes] = {}
-        """Where each source was left: what stays is passed once, not with every batch."""
+        """Position of the last batch per source, so that events that stay are read once, not with every batch."""
         self._batches_to = FIRST
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
@@ -215,7 +216,7 @@ class PostgresUpkeep(StorePart):
             events = await self._prune_events(connection, keep_events, otherwise, limit)
             batches = await self._prune_batches(connection, min(spans))
             (keys,) = await fetch_one(connection, _PRUNE_KEYS, [limit])
-            # Not with every batch: nothing there has an index by age.
+            # Not with every batch, because none of these tables has an index by age.
             others = 0 if events or keys else await self._prune_others(connection, max(spans), limit)
         return Pruned(events, keys, batches, others)
 
@@ -297,10 +298,10 @@ class PostgresUpkeep(StorePart):
 
     async def check(self) -> list[Check]:
         """Check the conservation laws over one snapshot, and what the server promises."""
-        async with self.connection(math.inf) as connection, connection.transaction():
-            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        async with self.snapshot(math.inf) as connection:
             await connection.execute("SELECT set_config('statement_timeout', '0', true)")
             return [
+                _way(connection),
                 await _durability(connection),
                 await _dedup_index(connection, self.database),
                 *conservation(await _tally(connection)),
@@ -329,7 +330,7 @@ async def _tally(connection: Connection) -> Tally:
     events = await fetch_all(connection, "SELECT source_id, count(*) FROM events GROUP BY 1")
     statuses = await fetch_all(connection, "SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
     (bad_keys,) = await fetch_one(connection, _BAD_KEYS)
-    # A head whose delivery is dead is held on purpose. One without delivery is looked up by the next lease.
+    # A head with a dead delivery is held. One without a delivery is looked up by the next lease.
     lone, misplaced = await fetch_one(
         connection,
         """
@@ -359,7 +360,8 @@ async def _audit_chain(connection: Connection) -> Check:
 
 
 async def _copies(connection: Connection) -> Check:
-    """Check that every arrival is a copy of some key, or an event without key, for sources that forgot nothing yet."""
+    """Check that every arrival is a copy of some key, or an event without key, for sources that have pruned nothing
+    yet."""
     (wrong, looked) = await fetch_one(
         connection,
         """
@@ -380,7 +382,7 @@ async def _copies(connection: Connection) -> Check:
 
 
 async def _references(connection: Connection) -> Check:
-    """Check what foreign keys would."""
+    """Check references, for which there are no foreign keys."""
     (deliveries, heads) = await fetch_one(
         connection,
         """
@@ -405,6 +407,14 @@ async def _dedup_index(connection: Connection, database: Database) -> Check:
         False,
         "the index that makes keys unique is missing or invalid",
         "REINDEX INDEX CONCURRENTLY keys_pkey",
+    )
+
+
+def _way(connection: StoreConnection) -> Check:
+    if not connection.is_pooled:
+        return Check("connection", True, "leads straight to the server; workers are notified of what becomes due")
+    return Check(
+        "connection", True, "leads through a pooler: settings in every transaction, workers look once a second"
     )
 
 

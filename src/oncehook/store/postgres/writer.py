@@ -1,6 +1,6 @@
 """Group commit on PostgreSQL: a few connections write the arrivals that wait in groups, one statement each.
 
-`GroupCommit.record` is called for every verified arrival; the verdicts come out through its future, after the commit.
+`GroupCommit.record` is called for every verified arrival; it is decided after the commit.
 Nobody waits for a group to fill: a connection that is free takes what waits now, and while it writes the next group
 gathers, until it is worth a statement of its own. A connection that is lost is opened again; while none can be, new
 arrivals are refused at once.
@@ -20,7 +20,7 @@ import psycopg
 
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
-from oncehook.model import EventId, Intake, Item, Mark, Outcome, Verdict
+from oncehook.model import EventId, Intake, Mark, Outcome, Verdict
 from oncehook.store.base import Pending, Reserved, answer, bind, refuse
 from oncehook.store.postgres.connection import (
     Ids,
@@ -35,14 +35,14 @@ from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, Intake
 from oncehook.store.postgres.queue import PostgresQueue
 
 MOST: Final = 30_000
-"""Keys remembered: about 6 MB. Retries come within minutes; a later copy is sent with its body."""
+"""Keys that are remembered: about 6 MB. Retries come within minutes; a later copy is sent with its body."""
 
 
 class RecentKeys:
-    """Keys that this process saw in the store a moment ago, latest last: a copy of one is sent without its body.
+    """Keys that this process saw in the store recently, latest last: a copy of one is sent without its body.
 
-    Nothing is decided here. When such a key is gone, or belongs to another body, a constraint refuses the statement (an
-    event has a body, and so has a conflict), nothing is written, and the group is sent again with everything.
+    This is only a guess. When such a key is gone, or belongs to another body, a constraint refuses the statement
+    (events and conflicts need a body), nothing is written, and the group is sent again in full.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -50,16 +50,18 @@ class RecentKeys:
         self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
 
     def among(self, intakes: Sequence[Intake]) -> frozenset[bytes]:
-        """Return the items that are most likely copies, by the event id they offer."""
+        """Return the event ids of items that are probably copies."""
         if not self._bodies:
             return frozenset()
-        return frozenset(item.event_id for intake in intakes for item in intake.items if self._knows(item))
-
-    def _knows(self, item: Item) -> bool:
-        return item.key_hash is not None and self._bodies.get(item.key_hash) == item.body_hash
+        items = [item for intake in intakes for item in intake.items]
+        return frozenset(
+            item.event_id
+            for item in items
+            if item.key_hash is not None and self._bodies.get(item.key_hash) == item.body_hash
+        )
 
     def note(self, intakes: Sequence[Intake], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Add the keys that these verdicts found or made."""
+        """Add the keys of these verdicts."""
         bodies = self._bodies
         for intake, decided in zip(intakes, verdicts, strict=True):
             for item, verdict in zip(intake.items, decided, strict=True):
@@ -75,21 +77,20 @@ class RecentKeys:
 log = logging.getLogger("oncehook.store")
 
 BATCH_BYTES: Final = 8 << 20
-"""A group stops growing here: one huge body must not make its neighbours wait for a second one."""
+"""Bytes at which a group stops growing: one huge body must not make others wait for a second one."""
 FEW: Final = 16
-"""Fewer arrivals wait for the group that is under way."""
-_SET_LOCK_TIMEOUT: Final = "SELECT set_config('lock_timeout', $1, false)"
+"""Fewer arrivals than this wait for the group that is being written."""
 
 FIRST_WAIT: Final = 0.05
 LONGEST_WAIT: Final = 2.0
-"""Seconds between two tries to connect: doubled from the first to the longest."""
+"""Longest of the seconds between two tries to connect, which double each time."""
 
 SHORT_LOCK: Final = 0.05
-"""Lock timeout while the parts of a blocked group are tried one by one: the free ones are still in time (R9)."""
+"""Lock timeout while a blocked group is bisected, so that the others are still in time (R9)."""
 
 
 class GroupCommit:
-    """The queue of arrivals that wait, and the writers that serve it. Lives on one event loop."""
+    """The queue of waiting arrivals, and the writers that serve it, on one event loop."""
 
     def __init__(
         self, store: PostgresQueue, *, connections: int, max_waiting: int, max_waiting_bytes: int, batch: int
@@ -102,28 +103,32 @@ class GroupCommit:
         self._waiting: deque[Pending] = deque()
         self._waiting_bytes = 0
         self._writing = 0
-        """Arrivals that are being written, without those that take too long."""
+        """Arrivals that are being written, without groups that take too long."""
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
+        self._part = self._part_bytes = 0
+        """Arrivals, and bytes of them, that may wait in this process."""
         self._batch = batch
         self._writers = [_Writer(self) for _ in range(connections)]
         self._tasks: list[asyncio.Task[None]] = []
         self._idle: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self) -> None:
+    def start(self, receiver_count: int = 1) -> None:
+        """Begin to write, as one of so many processes that divide between them what may wait."""
+        self._part, self._part_bytes = self._max_waiting // receiver_count, self._max_waiting_bytes // receiver_count
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(writer.run(), name="oncehook-intake") for writer in self._writers]
 
     def record(self, intake: Intake) -> Pending:
-        """Join the queue. Raises at once when it is too long, when no server can be reached, or when it is closed."""
+        """Join the queue. Raises at once when it is too long, no server can be reached, or it is closed."""
         if self._loop is None or self.closing:
             raise StoreUnavailable("The store is not open.")
-        if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
+        if len(self._waiting) >= self._part or self._waiting_bytes > self._part_bytes:
             raise Overloaded
         if (reason := self._writers[0].unreachable) and self._is_unreachable():
             raise StoreUnavailable("PostgreSQL cannot be reached.") from reason
-        pending = Pending(intake, self._loop.create_future())
+        pending = Pending(intake, self._loop)
         self._waiting.append(pending)
         self._waiting_bytes += pending.size
         self.wake()
@@ -133,13 +138,12 @@ class GroupCommit:
         return all(writer.unreachable for writer in self._writers)
 
     def _is_worthwhile(self) -> bool:
-        """Tell whether to begin another statement beside those under way: only for as many arrivals as they hold, and
-        not for a few, because a statement costs as much as some twenty of its rows.
-        """
+        """Tell whether to begin another statement beside those under way: only for as many arrivals as these hold, and
+        not for a few, because a statement costs as much as about twenty of its rows."""
         return not self._writing or len(self._waiting) >= max(self._writing, FEW) or self.closing
 
     def take(self) -> list[Pending]:
-        """Return the next group: what waits now, up to the limit, without those whose sender has gone."""
+        """Return the next group: what waits now, up to the limit, without arrivals whose sender has gone."""
         batch: list[Pending] = []
         items = size = 0
         if not self._is_worthwhile():
@@ -147,7 +151,7 @@ class GroupCommit:
         while self._waiting and items < self._batch and size < BATCH_BYTES:
             pending = self._waiting.popleft()
             self._waiting_bytes -= pending.size
-            if pending.abandoned or pending.future.done():
+            if pending.abandoned or pending.is_decided:
                 continue
             batch.append(pending)
             items += len(pending.intake.items)
@@ -155,7 +159,7 @@ class GroupCommit:
         return batch
 
     def wake(self) -> None:
-        """Wake one idle writer, if enough waits to be worth it."""
+        """Wake one idle writer, if enough arrivals wait."""
         while self._waiting and self._idle and self._is_worthwhile():
             rest = self._idle.pop()
             if not rest.done():
@@ -164,7 +168,7 @@ class GroupCommit:
 
     @contextlib.contextmanager
     def writing(self, batch: Sequence[Pending]) -> Iterator[None]:
-        """Count a group as being written, so that others gather meanwhile; no longer once it takes too long."""
+        """Count a group as being written, so that others gather meanwhile; stop counting it when it takes too long."""
         counted = len(batch)
         self._writing += counted
 
@@ -187,7 +191,7 @@ class GroupCommit:
 
     @contextlib.contextmanager
     def resting(self, rest: asyncio.Future[None]) -> Iterator[None]:
-        """Let `wake` resolve this future while inside."""
+        """Let `wake` resolve this future inside the block."""
         self._idle.append(rest)
         try:
             yield
@@ -196,7 +200,7 @@ class GroupCommit:
                 self._idle.remove(rest)
 
     def is_over(self) -> bool:
-        """Tell whether nothing more comes and nothing waits, or the time to finish it is over."""
+        """Tell whether it is closed and empty, or out of time to finish."""
         return self.stopped or (self.closing and not self._waiting)
 
     async def close(self) -> None:
@@ -219,19 +223,19 @@ class GroupCommit:
 
 
 class _Writer:
-    """Serves the queue through one connection after the other."""
+    """A writer of the queue, over one connection at a time."""
 
     def __init__(self, queue: GroupCommit) -> None:
         self._queue = queue
         self._link: _WriterLink | None = None
         self.unreachable: Exception | None = None
-        """Why the last try to connect failed, until one succeeds."""
+        """Error of the last try to connect, until one succeeds."""
 
     async def run(self) -> None:
         while not self._queue.is_over():
             try:
                 await self._serve_through_one_connection()
-            except Exception:  # whatever it is, the queue must be served
+            except Exception:  # whatever fails, the queue must be served
                 log.exception("store.writer_failed")
                 await asyncio.sleep(FIRST_WAIT)
 
@@ -247,7 +251,7 @@ class _Writer:
     async def _connect(self) -> _WriterLink | None:
         wait = FIRST_WAIT
         while not self._queue.is_over():
-            self._queue.wake()  # the others take over what was left to this writer
+            self._queue.wake()  # other writers take over what this one left
             try:
                 link = _WriterLink(await connect_hot(self._queue.store.database), self._queue)
             except (psycopg.Error, OSError, StoreError) as error:
@@ -272,7 +276,7 @@ class _Writer:
                 await self._rest(link)
 
     async def _rest(self, link: _WriterLink) -> None:
-        """Wait until something waits, or the server goes away: that is noticed now, not by the next arrival."""
+        """Wait for arrivals, or for the server to go away, which is noticed now and not by the next arrival."""
         rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._queue.resting(rest), link.resolving(rest):
             await rest
@@ -281,7 +285,7 @@ class _Writer:
         try:
             await self._commit(link, batch)
         except BaseException as error:
-            # Whether it was committed may be unknown. Nobody gets a 2xx; the sender's retry finds out (R4).
+            # The commit's outcome may be unknown. Nobody gets a 2xx; the sender's retry settles it (R4).
             refuse(batch, _not_written(error))
             if not isinstance(error, Exception):
                 raise
@@ -290,7 +294,7 @@ class _Writer:
                 link.drop()
 
     async def _commit(self, link: _WriterLink, batch: Sequence[Pending]) -> None:
-        """Write a group; when one of its rows is to blame, find it by halving, so that only its sender fails."""
+        """Write a group; when one of its rows is to blame, find it by bisection, so that only its sender fails."""
         started = clock.perf()
         try:
             outcome, due = await link.write(batch)
@@ -304,10 +308,11 @@ class _Writer:
                 refuse(batch, _not_written(error))
                 return
         else:
-            answer(batch, outcome)
+            # Not now: the next group is sent first, and while the server works on it, these are answered.
+            asyncio.get_running_loop().call_soon(answer, batch, outcome)
             self._queue.store.observer.note_commit("commit", clock.perf() - started)
             if due:
-                self._queue.store.notify_due(due)  # never inside the commit: NOTIFY would serialise all
+                self._queue.store.notify_due(due)  # outside the commit, because NOTIFY would serialise all commits
             return
         middle = len(batch) // 2
         async with link.haste(needed=blame is _Blame.lock):
@@ -315,7 +320,7 @@ class _Writer:
             await self._commit(link, batch[middle:])
 
     def cut(self) -> None:
-        """End the statement that this writer waits for, whatever the server does."""
+        """Abort the statement that this writer waits for, whatever the server does."""
         if self._link is not None:
             self._link.cut()
 
@@ -331,9 +336,9 @@ class _WriterLink:
         return not self._connection.closed
 
     async def write(self, batch: Sequence[Pending]) -> tuple[list[list[Verdict]], Sequence[int]]:
-        """Commit a group in one call; returns the verdicts, and destinations for which something has become due.
+        """Commit a group in one call; return the verdicts, and the destinations with something due.
 
-        Raises without having written, unless the connection broke.
+        An error means that nothing was written, unless the connection broke.
         """
         intakes = [pending.intake for pending in batch]
         faults.point("before_intake")
@@ -372,9 +377,9 @@ class _WriterLink:
         return await self._execute(INTAKE, parameters)
 
     async def _bind(self, intakes: Sequence[Intake]) -> None:
-        """Look up the keys of what was signed before, where it is one event whatever its key.
+        """Look up the keys of signatures that were seen before, for sources with one event per signature.
 
-        Of two that come at once through different processes neither is seen here: the later one is only marked.
+        Two requests that come at once through different processes do not see each other here: the later is only marked.
         """
         bound = [item.proof for intake in intakes for item in intake.items if item.is_bound]
         if bound:
@@ -389,30 +394,30 @@ class _WriterLink:
 
     @contextlib.asynccontextmanager
     async def haste(self, *, needed: bool) -> AsyncIterator[None]:
-        """Wait less for locks while the parts of a group that met one are tried."""
+        """Wait less for locks while a group that met one is bisected."""
         if not needed or self._hasty:
             yield
             return
-        await self._connection.execute(_SET_LOCK_TIMEOUT, [milliseconds(SHORT_LOCK)])
+        await self._connection.configure({"lock_timeout": milliseconds(SHORT_LOCK)})
         self._hasty = True
         try:
             yield
         except BaseException:
-            self.drop()  # it would keep the short timeout
+            self.drop()  # otherwise it would keep the short timeout
             raise
         self._hasty = False
-        await self._connection.execute(_SET_LOCK_TIMEOUT, [milliseconds(self._queue.timeouts.lock)])
+        await self._connection.configure({"lock_timeout": milliseconds(self._queue.timeouts.lock)})
 
     @contextlib.contextmanager
     def resolving(self, rest: asyncio.Future[None]) -> Iterator[None]:
-        """Resolve `rest` when the server goes away while inside."""
+        """Resolve `rest` when the server goes away inside the block."""
         loop, descriptor = asyncio.get_running_loop(), self._connection.pgconn.socket
         listening = True
 
         def hear() -> None:
             nonlocal listening
-            # libpq closes a socket that it finds dead, and a moment later its number may be that of an arrival's
-            # connection, which nobody may stop watching but its owner: so let go of it first.
+            # libpq closes a dead socket, and its number may soon belong to an arrival's connection, whose reader we
+            # must not remove: so remove ours first.
             loop.remove_reader(descriptor)
             listening = is_alive(self._connection)
             if listening:
@@ -445,7 +450,7 @@ class _Blame(Enum):
 
 
 def _blame(error: Exception) -> _Blame:
-    """Tell what is to blame: one of the rows, another transaction that locks one, or the store as a whole."""
+    """Find what is to blame: one of the rows, another transaction's lock, or the store as a whole."""
     if not isinstance(error, psycopg.Error):
         return _Blame.row
     if error.sqlstate == "55P03":
@@ -454,7 +459,7 @@ def _blame(error: Exception) -> _Blame:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Tell whether the connection is still good: 40 deadlock, serialisation; 53 resources; 55 locks."""
+    """Tell whether the connection is still good: SQLSTATE 40 deadlock, serialisation; 53 resources; 55 locks."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53", "55")
 
 
@@ -465,7 +470,7 @@ def _not_written(error: BaseException) -> StoreUnavailable:
 
 
 def _mark_repeated(intakes: Sequence[Intake], same_as: Mapping[bytes, bytes]) -> None:
-    """Mark the items whose signed body came before under another key."""
+    """Mark items whose signed body was seen before under another key."""
     for intake in intakes if same_as else ():
         for item in intake.items:
             if item.event_id in same_as:

@@ -6,9 +6,11 @@ import json
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
 from oncehook.model import (
@@ -50,7 +52,7 @@ from oncehook.store.sqlite.queue import destination_name, finish_replay, go_on, 
 from oncehook.store.sqlite.read import get_replay, is_replayable, select_deliveries
 
 _BURST: Final = SECOND
-"""A replay that was not fed for a while catches up with this much time at most."""
+"""Time that a replay catches up with at most after it was not fed for a while."""
 
 _ACTS: Final = {ReplayState.paused: "pause", ReplayState.running: "resume", ReplayState.aborted: "abort"}
 
@@ -64,7 +66,7 @@ SELECT d.id, d.destination_id, h.subject_key, h.rowid, h.seq FROM deliveries d L
   ON h.subject_key = coalesce(d.subject_key, d.id) AND h.delivery_id = d.id
 WHERE d.id = ? AND d.status = 'dead' AND d.settled_at <= ?
 """
-# What was fed comes first, because items are fed in their order.
+# Items are fed in order, so open items that were fed come first.
 OPEN: Final = """
 SELECT delivery_id, fed_at FROM replay_items WHERE replay_id = ? AND outcome IS NULL ORDER BY n LIMIT ?
 """
@@ -72,7 +74,7 @@ SELECT delivery_id, fed_at FROM replay_items WHERE replay_id = ? AND outcome IS 
 
 @dataclass(slots=True)
 class ReplayedDelivery:
-    """A delivery as a replay finds it."""
+    """A delivery as a replay reads it."""
 
     id: bytes
     event_id: bytes
@@ -93,7 +95,7 @@ class ReplayedDelivery:
 
 
 class Replaying:
-    """New runs of deliveries, inside one transaction. `seq` counts on from the last one ever given."""
+    """New runs of deliveries, inside one transaction. `seq` continues from the last number ever used."""
 
     def __init__(self, connection: sqlite3.Connection, now: Micros) -> None:
         self.connection = connection
@@ -105,7 +107,7 @@ class Replaying:
     # -- making ------------------------------------------------------------------------------------
 
     def make(self, replay_id: bytes, order: ReplayCommand, meant: Sequence[bytes] | None) -> StoredReplay:
-        """Write a replay down. `meant`: the deliveries of a bulk one, found before; a single one is found here."""
+        """Store a replay. `meant`: the deliveries of a bulk one; a single one is looked up here."""
         if (known := self._find_known(order)) is not None:
             return known
         if meant is not None:
@@ -160,7 +162,7 @@ class Replaying:
     # -- feeding -----------------------------------------------------------------------------------
 
     def feed(self, open_at_most: int) -> int:
-        """Hand the next items of running replays to workers, and finish those of which nothing is left."""
+        """Hand the next items of running replays to workers, and finish replays without remaining items."""
         fed = 0
         for replay_id, options, force, rate, next_at in self.connection.execute(
             "SELECT id, options, force, rate, next_at FROM replays WHERE state = 'running' ORDER BY id"
@@ -199,7 +201,7 @@ class Replaying:
     # -- a new run -----------------------------------------------------------------------------------
 
     def _run(self, d: ReplayedDelivery, replay_id: bytes, priority: Priority, fresh_id: bool) -> None:
-        """Run it once more: at its place when it is a held head, else at the tail of its subject."""
+        """Start a new run: in place for a held head, otherwise at the tail of its subject."""
         queue_key = d.subject_key or d.id
         options = d.options & ~Options.fresh_id | (Options.fresh_id if fresh_id else 0)
         row = self.connection.execute("SELECT delivery_id FROM heads WHERE subject_key = ?", (queue_key,)).fetchone()
@@ -253,7 +255,7 @@ class Replaying:
 
 
 def _allowance(passed: Micros, rate: float) -> int:
-    """Return how many may be fed after so much time; at least one, once it is time at all."""
+    """Return how many may be fed after this time; at least one, once it is time."""
     return 0 if passed < 0 else max(1, int(passed / SECOND * rate))
 
 
@@ -315,7 +317,7 @@ def discard(
     reason: str,
     seen: PlanSnapshot | None,
 ) -> int:
-    """Close those of these that are dead letters, and were so when they were seen; a held subject goes on."""
+    """Close the dead letters among these that were dead when they were seen; a held subject goes on."""
     by = NEVER if seen is None else to_micros(seen.at)
     dead = [row for one in ids if (row := connection.execute(DEAD, (one, by)).fetchone()) is not None]
     if seen is not None and len(dead) > seen.count:
@@ -376,7 +378,7 @@ EMPTY_EVENT: Final = """
 UPDATE events SET subject = NULL, key = NULL, rank_scope = NULL, head = x'', body = x'', body_hash = ?2,
   marks = marks | 8 WHERE id = ?1
 """
-# Whether a split request still holds something of others: then its head stays theirs.
+# Tells whether a split request still contains events of other subjects: then its head stays.
 BATCH: Final = """
 SELECT length(b.body), EXISTS (
     SELECT 1 FROM events e WHERE e.batch_id = b.id AND NOT e.marks & 8 AND e.subject IS NOT ?2
@@ -386,7 +388,7 @@ SELECT length(b.body), EXISTS (
 FROM batches b WHERE b.id = ?1
 """
 EMPTY_BATCH: Final = "UPDATE batches SET body = x'', head = CASE WHEN ?2 THEN head ELSE x'' END WHERE id = ?1"
-# An attempt that carried an erased delivery is void, and given back; the head stays.
+# An attempt that carried an erased delivery is invalid and does not count; the head stays.
 VOID: Final = """
 UPDATE heads SET leased = 0, attempts = attempts - 1, due_at = ?2, alone = 0, upto = 0, carries = NULL WHERE rowid = ?1
 """
@@ -396,18 +398,18 @@ UPDATE heads SET leased = 0, attempts = attempts - 1, due_at = ?2, alone = 0, up
 class ErasedBatch:
     erased: Erasure = field(default_factory=Erasure)
     fences: list[int] = field(default_factory=list)
-    """Leases that are void now."""
+    """Fences of invalidated leases."""
     finished: list[bytes] = field(default_factory=list)
-    """Replays of which nothing is left."""
+    """Replays without remaining items."""
 
 
 class ErasureRound:
-    """One batch, inside one transaction."""
+    """One batch of an erasure, inside one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, now: Micros, order: EraseOrder) -> None:
         self.connection, self.now, self.order = connection, now, order
         self.closed: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
-        """Deliveries that were closed, with their status before, by queue."""
+        """Closed deliveries with their former status, by queue."""
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.replayed: list[tuple[bytes, bytes, str]] = []
         self.batches: set[bytes] = set()
@@ -453,7 +455,7 @@ class ErasureRound:
 
     def _go_on_without(self, queue_key: bytes, closed: dict[bytes, str]) -> None:
         found = self.connection.execute(HEAD, (queue_key,)).fetchone()
-        if found is None:  # dead letters of a queue that went on without them
+        if found is None:  # the queue has continued without these dead letters
             return
         row, head_id, leased, fence, seq, carries = found
         is_void = bool(leased) and (head_id in closed or carries in closed)
@@ -481,7 +483,7 @@ class ErasureRound:
         self.batches.update([batch_id] if batch_id else [])
 
     def _empty_batches(self) -> list[bool]:
-        """Empty split requests; returns, for each that still had its bytes, whether others were in it."""
+        """Empty split requests; return, for each that still had its bytes, whether other subjects were in it."""
         shared = []
         for batch_id in self.batches:
             found = self.connection.execute(BATCH, (batch_id, self.order.subject)).fetchone()
@@ -492,17 +494,17 @@ class ErasureRound:
 
 
 def _range(event_id: bytes) -> tuple[bytes, bytes]:
-    """Return the bounds of the ids of its deliveries."""
+    """Return the lowest and the highest id of its deliveries."""
     return event_id, last_delivery_of(event_id)
 
 
 def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
-    """Remove the subject from queries that replays and the audit log have kept."""
+    """Remove the subject from queries stored with replays and in the audit log."""
     asked = (mention_of(order),)
     for replay_id, about in connection.execute("SELECT id, about FROM replays WHERE instr(about, ?)", asked).fetchall():
         changed = (without_mention(about, order), replay_id)
         connection.execute("UPDATE replays SET about = ? WHERE id = ?", changed)
-    # Entries of the chain name no subject (`ReplayCommand.noted`).
+    # Entries of the chain contain no subject (`ReplayCommand.noted`).
     old = "SELECT n, detail FROM audit WHERE hash IS NULL AND instr(detail, ?)"
     for n, detail in connection.execute(old, asked).fetchall():
         connection.execute("UPDATE audit SET detail = ? WHERE n = ?", (without_mention(detail, order), n))
@@ -530,7 +532,8 @@ FROM deliveries d WHERE d.id > ?1 AND d.id <= ?2
 
 
 def prune_audit(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
-    """Remove entries from the front of the log until one is younger than `cut`; the hash of the last one stays."""
+    """Remove the oldest entries of the log until one is younger than `cut`; the hash of the last one removed is
+    kept."""
     gone: tuple[int, bytes | None] | None = None
     count = 0
     for n, at, hashed in connection.execute("SELECT n, at, hash FROM audit ORDER BY n LIMIT ?", (limit,)).fetchall():
@@ -544,7 +547,7 @@ def prune_audit(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
 
 
 def note_settings(connection: sqlite3.Connection, now: Micros, place: str, digests: Mapping[str, str]) -> None:
-    """Keep the digests of this start's settings, and audit where some differ from those of the start before."""
+    """Store the digests of this start's settings, and audit the differences from the last start."""
     row = connection.execute("SELECT digests FROM settings_seen WHERE place = ?", (clean_text(place),)).fetchone()
     connection.execute(
         "INSERT INTO settings_seen (place, digests) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET digests = ?2",
@@ -559,7 +562,7 @@ LATEST: Final = "SELECT address FROM recipients WHERE destination_id = ? ORDER B
 
 
 def note_recipients(connection: sqlite3.Connection, now: Micros, addresses: Mapping[int, bytes]) -> None:
-    """Note addresses of destinations; only what has changed is written."""
+    """Store the destinations' addresses, writing changes only."""
     for destination_id, address in addresses.items():
         if connection.execute(LATEST, (destination_id,)).fetchone() != (address,):
             connection.execute(

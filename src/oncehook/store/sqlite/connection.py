@@ -7,8 +7,10 @@ import fcntl
 import json
 import logging
 import os
+import socket
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,13 +18,13 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from oncehook import clock, faults, model
 from oncehook.errors import FileUnsafe, StoreError, StoreHeld, StoreUnavailable, Undecryptable
-from oncehook.model import Clause, Engine
+from oncehook.model import Clause, Engine, Id, Outcome
 from oncehook.private import make_private, open_private
 from oncehook.store.audit import entry_hash
 from oncehook.store.cipher import Cipher
@@ -33,7 +35,7 @@ Micros = int
 SECOND: Final = 1_000_000
 MINUTE: Final = 60_000_000
 NEVER: Final = 1 << 62
-"""Due at this moment: held until somebody replays or discards the dead letter at the head."""
+"""A due time that never comes: held until a person replays or discards the dead letter at the head."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST: Final = 4096
 """Characters of an error or a reason that are kept."""
@@ -42,8 +44,8 @@ LONGEST: Final = 4096
 class Many:
     """A statement about many rows, run in few steps.
 
-    With every step SQLite lets go of the interpreter's lock and has to win it back from the event loop. Row by row that
-    costs more than the writing itself; so rows go in by the dozen.
+    At every step SQLite releases the interpreter's lock and has to win it back from the event loop. Row by row that
+    costs more than the writing itself, so rows are inserted by the dozen.
     """
 
     def __init__(self, before: str, columns: int, after: str = "") -> None:
@@ -51,7 +53,7 @@ class Many:
         self._statements = [(n, f"{before} {','.join([row] * n)}{after}") for n in (48, 12, 3, 1)]
 
     def __call__(self, connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> int:
-        """Run it for the rows in their order; returns how many were changed."""
+        """Run it for the rows in order; return how many were changed."""
         start = changed = 0
         for n, statement in self._statements:
             while len(rows) - start >= n:
@@ -71,15 +73,32 @@ class Insert(Many):
         super().__init__(into + " VALUES", columns, " " + otherwise)
 
 
+class InsertRows:
+    """An INSERT of many rows, one after the other, where no other thread wants the interpreter's lock.
+
+    That is so on the loop's thread between two commits. There it is cheaper than `Insert`, for which SQLite keeps the
+    rows apart by a coroutine of its own.
+    """
+
+    def __init__(self, into: str, columns: int, otherwise: str = "") -> None:
+        self.text = f"{into} VALUES ({','.join('?' * columns)}) {otherwise}"
+        """Statement for one row, also for tests of plans."""
+
+    def __call__(self, connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> int:
+        """Run it for the rows in their order; returns how many were changed."""
+        statement = self.text
+        return connection.executemany(statement, rows).rowcount if rows else 0
+
+
 class Update(Many):
-    """An UPDATE of many rows, each with values of its own: these are columns of `v`, under the names given."""
+    """An UPDATE of many rows, each with its own values: columns of `v` with the given names."""
 
     def __init__(self, names: str, update: str) -> None:
         super().__init__(f"WITH v({names}) AS (VALUES", names.count(",") + 1, ") " + update)
 
 
 class LookUp:
-    """A statement that ends in a list of keys, run in few steps. Places that are left over hold NULL: no key."""
+    """A statement that ends in a list of keys, run in few steps. Unused places are NULL, which matches no key."""
 
     def __init__(self, before: str) -> None:
         self._statements = [(n, f"{before} ({','.join('?' * n)})") for n in (32, 4, 1)]
@@ -109,9 +128,19 @@ COUNTERS: Final = Insert(
 
 
 def count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int, int, str], int]) -> None:
-    """Add to the counters: (source, destination, what) -> how many."""
+    """Add to the counters: (source, destination, name) -> count."""
     minute = now - now % MINUTE
     COUNTERS(connection, [(minute, *where, n) for where, n in counts.items()])
+
+
+class StoreClock(NamedTuple):
+    """The store's time: where it began, and what this machine's steady clock said then."""
+
+    started_at: Micros
+    started_steady: float
+
+    def now(self) -> Micros:
+        return self.started_at + int((clock.steady() - self.started_steady) * SECOND)
 
 
 def micros(seconds: float) -> Micros:
@@ -131,7 +160,7 @@ def moment_or_none(micros: int | None) -> datetime | None:
 
 
 def clean_text(text: str) -> str:
-    """Return text that the store can hold and show: no NUL, no half surrogates, not without end."""
+    """Return text that the store can hold and show: without NUL and half surrogates, of limited length."""
     return text[:LONGEST].replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
@@ -151,7 +180,7 @@ def write_audit(
 log = logging.getLogger("oncehook.store")
 
 SAFE_VERSION: Final = (3, 51, 3)
-"""The first release without the WAL-reset bug, which needs two writing connections to strike."""
+"""The first release without the WAL-reset bug, which needs two writing connections."""
 
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     {
@@ -160,7 +189,7 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
     }
 )
 _BESIDE: Final = ("-wal", "-shm", "-journal")
-"""Endings of the files that SQLite makes beside a database, with the rights of the database itself."""
+"""Suffixes of the files that SQLite creates beside a database, with the database's own permissions."""
 
 
 def make_local_folder(path: Path, *, instead: str) -> None:
@@ -177,7 +206,7 @@ def make_local_folder(path: Path, *, instead: str) -> None:
 def prepare_folder(path: Path) -> None:
     """Make the folder and the file, readable by their owner only, and refuse a network file system.
 
-    What is there already, the log of a process that died included, is made so too. Raises FileUnsafe where it is
+    Existing files, including the log of a process that died, are closed to others, too. Raises FileUnsafe where one is
     not ours.
     """
     make_local_folder(path, instead="PostgreSQL")
@@ -206,14 +235,14 @@ def connect(path: Path, cipher: Cipher) -> sqlite3.Connection:
     """Open the one connection that writes. Refuses a file that cannot do WAL."""
     _spare_adapting()
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-    connection.execute("PRAGMA page_size = 4096")  # before the first table; keys dirty a page each: small ones
+    connection.execute("PRAGMA page_size = 8192")  # before the first table; each page costs more than its bytes
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         connection.close()
         raise StoreUnavailable(f"{path} cannot be opened in WAL mode (it is in {mode} mode).")
     for setting in (
-        # Always, and not only while a subject is erased: what was overwritten or thrown away before, an earlier error
-        # or the oldest of many copies, would stay in the file for as long as its page is free (S37).
+        # Always on, not only for an erasure: otherwise what was overwritten or removed earlier (an old error, the
+        # oldest of many copies) would stay in the file as long as its page is free (S37).
         "PRAGMA secure_delete = ON",
         "PRAGMA synchronous = FULL",
         "PRAGMA fullfsync = ON",
@@ -228,13 +257,25 @@ def connect(path: Path, cipher: Cipher) -> sqlite3.Connection:
     return connection
 
 
-def _spare_adapting() -> None:
-    """Let `sqlite3` take bytes and None as they are.
+def connect_beside(path: Path, cipher: Cipher) -> sqlite3.Connection:
+    """Open a connection that writes while the owner lends the write lock; the log is left to the owner."""
+    connection = connect(path, cipher)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA busy_timeout = 1000")
+    return connection
 
-    For each of them it looks for an adapter, in vain, and raises and drops an AttributeError on the way: a seventh of
+
+def _spare_adapting() -> None:
+    """Let `sqlite3` take bytes, ids, outcomes and None as they are.
+
+    For each of them it looks for an adapter, in vain, and raises and drops an AttributeError on the way: a fifth of
     what it takes to store an arrival. So it is given adapters that hand back what they get, where there are none.
     """
-    adapters: dict[type[Any], Callable[[Any], Any]] = {bytes: bytes, type(None): {}.get}
+    adapters: dict[type[Any], Callable[[Any], Any]] = {
+        **dict.fromkeys((bytes, Id, *Id.__subclasses__()), bytes.__bytes__),
+        Outcome: str.__str__,
+        type(None): {}.get,
+    }
     for kind, same in adapters.items():
         if (kind, sqlite3.PrepareProtocol) not in sqlite3.adapters:
             sqlite3.register_adapter(kind, same)
@@ -242,7 +283,7 @@ def _spare_adapting() -> None:
 
 @contextlib.contextmanager
 def opening_errors(path: Path) -> Iterator[None]:
-    """Turn what the system or SQLite raises while a file is opened into a sentence about the store."""
+    """Translate errors of the system or SQLite while opening a file into a sentence about the store."""
     try:
         yield
     except FileUnsafe as error:
@@ -255,7 +296,7 @@ def opening_errors(path: Path) -> Iterator[None]:
 
 
 def warn_of_old_library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> str | None:
-    """Return a warning where this SQLite has the WAL-reset bug. We are safe by writing with one connection only."""
+    """Return a warning where this SQLite has the WAL-reset bug. We are safe: no two connections write at a time."""
     if version >= SAFE_VERSION:
         return None
     return (
@@ -265,7 +306,7 @@ def warn_of_old_library(version: tuple[int, int, int] = sqlite3.sqlite_version_i
 
 
 def apply_migrations(connection: sqlite3.Connection, *, migrate: bool) -> None:
-    """Bring the schema up to date, each step in one transaction with its row; prove that keys are unique."""
+    """Migrate the schema, each step in one transaction with its row; check that keys are unique."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migrations"
         " (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
@@ -331,7 +372,7 @@ def verify(connection: sqlite3.Connection) -> None:
 
 
 def empty_log(connection: sqlite3.Connection) -> bool:
-    """Fold the log into the database and cut it off; False where that cannot be: a reader needs it, or the disk fails.
+    """Checkpoint the log into the database and truncate it; False where a reader needs it, or the disk fails.
 
     A failure does no harm: what was committed stays in the log.
     """
@@ -344,7 +385,7 @@ def empty_log(connection: sqlite3.Connection) -> bool:
 
 
 def disconnect(connection: sqlite3.Connection) -> None:
-    """Close, and ignore what a failing disk raises."""
+    """Close, ignoring errors of a failing disk."""
     with contextlib.suppress(sqlite3.Error):
         connection.close()
 
@@ -358,14 +399,15 @@ _PASSING_CODES: Final = frozenset(
 
 
 def is_data_error(error: Exception) -> bool:
-    """Tell whether one row is to blame, not the disk: the database refuses it, or Python cannot even hand it over."""
+    """Tell whether one row is to blame, not the disk: the database refuses it, or Python cannot bind it."""
     if isinstance(error, sqlite3.Error):
         return primary_code(error) in _DATA_CODES
     return isinstance(error, ValueError | OverflowError | TypeError)
 
 
 def is_broken(error: Exception) -> bool:
-    """Tell whether the connection is to be distrusted: I/O errors, corruption. A full disk only rolls back (R58)."""
+    """Tell whether the connection can no longer be trusted: I/O errors, corruption. A full disk only rolls back
+    (R58)."""
     return not is_data_error(error) and primary_code(error) not in _PASSING_CODES
 
 
@@ -374,12 +416,12 @@ def is_full(error: Exception) -> bool:
 
 
 def is_blocked(error: Exception) -> bool:
-    """Tell whether another program holds the write lock; it will let go."""
+    """Tell whether another program holds the write lock, which is temporary."""
     return primary_code(error) == sqlite3.SQLITE_BUSY
 
 
 def primary_code(error: Exception) -> int | None:
-    """Return SQLite's number for an error, without its finer shades."""
+    """Return SQLite's primary result code of an error."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -399,26 +441,68 @@ def _lock_path(database: Path) -> Path:
     return database.with_name(database.name + "-lock")
 
 
-class Hold:
-    """The right to write one database file, kept until `release`."""
+_descriptors: weakref.WeakSet[OpenLock | socket.socket] = weakref.WeakSet()
 
-    def __init__(self, database: Path) -> None:
-        self._descriptor = open_private(_lock_path(database), os.O_RDWR | os.O_CREAT)
-        if not self._take():
+
+def close_in_child(descriptor: OpenLock | socket.socket) -> None:
+    """Have a process that is forked off this one close what it inherits: it would keep the other end from noticing
+    that we are gone, and the lock from whoever takes over."""
+    _descriptors.add(descriptor)
+
+
+def _close_inherited() -> None:
+    for descriptor in list(_descriptors):
+        number = descriptor.detach()
+        if number >= 0:
+            os.close(number)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+class OpenLock:
+    """A file that is locked for as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
+        close_in_child(self)
+
+    def lock(self) -> bool:
+        """Lock it for oneself, if nobody else's lock is in the way; tells whether that is so."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def detach(self) -> int:
+        descriptor, self._descriptor = self._descriptor, -1
+        return descriptor
+
+    def release(self) -> None:
+        if (descriptor := self.detach()) >= 0:
+            os.close(descriptor)
+
+
+class Hold(OpenLock):
+    """The ownership of one database file, kept until `release`. Raises StoreHeld where somebody else has it."""
+
+    def __init__(self, database: Path, *, tries: int = 5) -> None:
+        super().__init__(_lock_path(database))
+        if not self._take(tries):
             other = _read_holder(self._descriptor)
-            os.close(self._descriptor)
+            super().release()
             raise _refusal(database, other)
         self.announce()
 
-    def _take(self) -> bool:
+    def _take(self, tries: int) -> bool:
         # A command that only asks who holds the file (`holder`) has it locked for a moment: try more than once.
-        for _ in range(5):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                threading.Event().wait(0.05)
-            else:
+        for _ in range(tries):
+            if self.lock():
                 return True
+            if tries > 1:
+                threading.Event().wait(0.05)
         return False
 
     def announce(self, address: str = "", token: str = "") -> None:
@@ -427,9 +511,27 @@ class Hold:
         os.pwrite(self._descriptor, text, 0)
 
     def release(self) -> None:
-        """Let another process write. The file stays: removing it would race with the next holder."""
-        os.ftruncate(self._descriptor, 0)
-        os.close(self._descriptor)
+        """Let another process own it. The file stays: removing it would race with the next holder."""
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+        super().release()
+
+
+class Presence(OpenLock):
+    """A process that has the store open for writing, as its owner or as a client; lasts until `release`."""
+
+    def __init__(self, database: Path) -> None:
+        super().__init__(database.with_name(database.name + "-users"))
+        self._share()
+
+    def _share(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # in the way is at most an owner that asks whether it is alone
+
+    def is_alone(self) -> bool:
+        """Tell whether there is no other such process now. To be asked by the owner only."""
+        is_alone = self.lock()
+        self._share()
+        return is_alone
 
 
 def holder(database: Path) -> FileHolder | None:
@@ -464,8 +566,8 @@ def _read_holder(descriptor: int) -> FileHolder:
 def _refusal(database: Path, other: FileHolder) -> StoreHeld:
     where = f" and serves {other.address}" if other.address else ""
     return StoreHeld(
-        f"Process {other.pid} writes {database}{where}; SQLite takes one writing process.",
-        hint="Send to that process, stop it first, or use PostgreSQL for several processes.",
+        f"Process {other.pid} owns {database}{where}, and takes no clients.",
+        hint="Stop it first, or put the file where sockets can be made.",
     )
 
 
@@ -479,7 +581,7 @@ class Reserve:
         self._path = database.with_name(database.name + "-reserve")
 
     def make(self) -> bool:
-        """Make the file, if there is room for as much again (else it is needed now); returns whether it is there."""
+        """Create the file if twice its size is free (otherwise the space is needed now); return whether it exists."""
         if self._path.exists():
             return True
         try:
@@ -495,7 +597,7 @@ class Reserve:
         return True
 
     def give_up(self) -> None:
-        """Let the database have the space."""
+        """Free the space for the database."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -505,15 +607,15 @@ PAGES: Final = 512
 
 
 def copy(store: Path, target: Path, report: Callable[[int, int], object] = lambda done, total: None) -> None:
-    """Copy the store into a file that is not there yet. `report` is called with pages done and pages in all.
+    """Copy the store into a new file. `report` is called with the pages done and the pages in all.
 
-    Raises StoreUnavailable when there is no store, or the copy is not sound; OSError when it cannot be written.
+    Raises StoreUnavailable when there is no store, or the copy is damaged; OSError when it cannot be written.
     """
     if not store.exists():
         raise StoreUnavailable(f"There is no store at {store} yet.", hint="Start `oncehook serve` once.")
     partial = target.with_name(target.name + ".partial")
     partial.unlink(missing_ok=True)
-    # Bodies are in it: for its owner's eyes, as the store itself is.
+    # It contains bodies, so only its owner may read it, as with the store itself.
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         _copy(store, partial, report)
@@ -534,7 +636,7 @@ def _copy(store: Path, partial: Path, report: Callable[[int, int], object]) -> N
         closing(sqlite3.connect(reading, uri=True, isolation_level=None, timeout=10)) as ours,
         closing(sqlite3.connect(partial, isolation_level=None)) as theirs,
     ):
-        # One read transaction around it all: the copy is of one moment, and writers do not make it begin again.
+        # One read transaction around it all: the copy is of one moment, and a write does not restart it.
         ours.execute("BEGIN")
         ours.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         ours.backup(theirs, pages=PAGES, progress=lambda _, left, total: report(total - left, total))
@@ -553,7 +655,7 @@ def _sync(path: Path) -> None:
 
 
 def teach(connection: sqlite3.Connection, cipher: Cipher) -> None:
-    """Give a connection the functions that SAYS calls."""
+    """Register the functions that SAYS calls."""
 
     def encrypted_says(body: bytes, event_id: bytes, clauses: str) -> bool:
         try:

@@ -1,26 +1,39 @@
-"""One transaction's worth of arrivals: which are new, which are copies, and the rows they make.
+"""The arrivals of one transaction: which are new, which are copies, and their rows.
 
-Called by the writer inside its transaction, with everything that waited; a few statements a table, for many rows each.
+Called by the writer inside its transaction, with everything that waited: a statement a table, run for all its rows.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncehook.model import MARKS, EventId, Intake, Item, Mark, Outcome, Priority, Verdict, new_id
+from oncehook.model import (
+    MARKS,
+    ArrivalId,
+    EventDetails,
+    EventId,
+    Intake,
+    Item,
+    Mark,
+    Outcome,
+    Priority,
+    Verdict,
+    new_id,
+)
 from oncehook.store.base import KEPT_ARRIVALS, UNSEEN, Reserved, bind
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite.connection import Insert, LookUp, Micros, count, moment, moment_or_none, to_micros
+from oncehook.store.sqlite.connection import InsertRows, LookUp, Micros, count, moment, moment_or_none, to_micros
 
 EVENT_COLUMNS: Final = """
        e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
        coalesce(e.head, b.head, x''), e.body
 """
+DETAIL_COLUMNS: Final = EVENT_COLUMNS + ", e.batch_id, coalesce(c.n, 1), e.same_as"
 
 
 def convert_event(columns: list[Any]) -> list[Any]:
@@ -30,6 +43,13 @@ def convert_event(columns: list[Any]) -> list[Any]:
     columns[7] = moment_or_none(columns[7])
     columns[8] = MARKS[columns[8]]
     return columns
+
+
+def read_details(row: Sequence[Any]) -> EventDetails:
+    """Build an event from DETAIL_COLUMNS."""
+    *columns, batch_id, copies, same_as = row
+    batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
+    return EventDetails(*convert_event(columns), batch_id=batch_id, copies=copies, same_as=same_as)
 
 
 CHAINS: Final = """
@@ -53,17 +73,17 @@ CUT: Final = CHAINS + "DELETE FROM arrivals WHERE n IN (SELECT n FROM chain WHER
 
 
 def outgrows(before: int, after: int) -> bool:
-    """Tell whether a chain may be twice as long as it should be: asked at every addition, true at every twentieth."""
+    """Tell whether a chain may be twice its limit: checked at every addition, true at every twentieth."""
     return before // KEPT_ARRIVALS < after // KEPT_ARRIVALS
 
 
 def cut(connection: sqlite3.Connection, event_id: bytes, keep: int = KEPT_ARRIVALS) -> None:
-    """Keep only the latest of each kind."""
+    """Remove all but the latest of each kind."""
     connection.execute(CUT, (event_id, keep))
 
 
 def forget_event(connection: sqlite3.Connection, event_id: bytes) -> None:
-    """Remove the arrivals of an event that is about to go. The count stays as long as its key does (R20)."""
+    """Remove the arrivals of an event that is about to be removed. The count stays as long as its key (R20)."""
     if connection.execute("SELECT 1 FROM copies WHERE event_id = ?", (event_id,)).fetchone() is None:
         return
     cut(connection, event_id, 0)
@@ -76,7 +96,7 @@ def forget_event(connection: sqlite3.Connection, event_id: bytes) -> None:
 
 
 def forget_key(connection: sqlite3.Connection, event_id: bytes) -> None:
-    """Remove the arrivals of an event that is gone, and whose key is gone or now names another event."""
+    """Remove the arrivals of an event that is gone, and whose key is gone or belongs to another event now."""
     if connection.execute("SELECT 1 FROM events WHERE id = ?", (event_id,)).fetchone() is None:
         cut(connection, event_id, 0)
         connection.execute("DELETE FROM copies WHERE event_id = ?", (event_id,))
@@ -87,40 +107,45 @@ KNOWN_KEYS: Final = LookUp(
     "SELECT hash, k.event_id, body_hash, expires_at, coalesce(c.n, k.copies), c.duplicate, c.conflict"
     " FROM keys k LEFT JOIN copies c ON c.event_id = k.event_id WHERE hash IN"
 )
-NEW_KEYS: Final = Insert("INSERT INTO keys " + _KEY_COLUMNS, 8, "ON CONFLICT DO NOTHING")
-COPIES: Final = Insert(
+NEW_KEYS: Final = InsertRows("INSERT INTO keys " + _KEY_COLUMNS, 8, "ON CONFLICT DO NOTHING")
+COPIES: Final = InsertRows(
     "INSERT INTO copies (event_id, n, last_seen, duplicate, conflict)",
     5,
     "ON CONFLICT DO UPDATE SET n = excluded.n, last_seen = excluded.last_seen, duplicate = excluded.duplicate,"
     " conflict = excluded.conflict",
 )
-IMPORTED_KEYS: Final = Insert(
+IMPORTED_KEYS: Final = InsertRows(
     "INSERT INTO keys " + _KEY_COLUMNS,
     8,
     "ON CONFLICT DO UPDATE SET event_id = excluded.event_id, body_hash = excluded.body_hash, copies = 0,"
     " first_seen = excluded.first_seen, last_seen = excluded.last_seen, expires_at = excluded.expires_at"
     " WHERE expires_at <= excluded.first_seen",
 )
-EVENTS: Final = Insert(
-    "INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope, body_hash,"
-    " key_hash, batch_id, head, body, same_as)",
-    16,
+_INSERT_EVENT: Final = (
+    "INSERT INTO events (id, source_id, type, key, subject, received_at, marks, body_hash, key_hash, head, body"
 )
+EVENTS: Final = InsertRows(_INSERT_EVENT + ", event_at, rank, rank_scope, batch_id, same_as)", 16)
+PLAIN_EVENTS: Final = InsertRows(_INSERT_EVENT + ")", 11)
+NOTHING: Final = (None,) * 5
+"""The last five columns of most events, which then are left out: handing over a NULL costs as much as a number."""
 KNOWN_PROOFS: Final = LookUp("SELECT hash, event_id, key_hash, expires_at FROM proofs WHERE hash IN")
-PROOFS: Final = Insert(
+PROOFS: Final = InsertRows(
     "INSERT INTO proofs (hash, event_id, key_hash, expires_at)",
     4,
     "ON CONFLICT DO UPDATE SET event_id = excluded.event_id, key_hash = excluded.key_hash,"
     " expires_at = excluded.expires_at",
 )
-ARRIVALS: Final = Insert("INSERT INTO arrivals (n, before, event_id, id, outcome, at, batch_id, head, body)", 9)
-DELIVERIES: Final = Insert(
+ARRIVALS: Final = InsertRows("INSERT INTO arrivals (n, before, event_id, id, outcome, at, batch_id, head, body)", 9)
+DELIVERIES: Final = InsertRows(
     "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind, options)", 7
 )
-HEADS: Final = Insert(
+HEADS: Final = InsertRows(
     "INSERT INTO heads (subject_key, destination_id, delivery_id, event_id, seq, options, due_at, leased, fence,"
     " attempts, leased_at, worker)",
     12,
+)
+UNLEASED_HEADS: Final = InsertRows(
+    "INSERT INTO heads (subject_key, destination_id, delivery_id, event_id, seq, options, due_at)", 7
 )
 FRONT: Final = "SELECT turn, destination_id FROM heads WHERE subject_key = ?"
 CLOSED: Final = """
@@ -140,7 +165,7 @@ class KnownKey(NamedTuple):
 
 
 class Fold(msgspec.Struct):
-    """All items of one group that carry the same key: the first is the candidate, the others are its copies."""
+    """All items of one group with the same key: the first is the candidate, the others are its copies."""
 
     candidate: Item
     intake: Intake
@@ -150,7 +175,7 @@ class Fold(msgspec.Struct):
 def fold(batch: Sequence[Intake]) -> list[Fold]:
     """Group the keyed items of a batch by key, in order of arrival.
 
-    Copies inside a batch are folded into their first before the database sees them, so that it sees a key once.
+    Copies inside a batch are folded into the first one, so that the database sees each key once.
     """
     folds: dict[bytes, Fold] = {}
     for intake in batch:
@@ -166,7 +191,7 @@ def fold(batch: Sequence[Intake]) -> list[Fold]:
 
 
 class IntakeGroup:
-    """The intakes of one transaction: which are new, which are copies, and the rows they make."""
+    """The intakes of one transaction: which are new, which are copies, and their rows."""
 
     def __init__(
         self,
@@ -179,9 +204,9 @@ class IntakeGroup:
         expects_copies: bool = False,
         reserved: Reserved | None = None,
     ) -> None:
-        """`expects_copies`: look keys up before inserting them. That is dearer when all of them are new.
+        """`expects_copies`: look keys up before inserting them, which costs more when all of them are new.
 
-        `reserved`: deliveries that are leased along with it, where nothing waits before them.
+        `reserved`: deliveries that are leased in the same commit, where nothing waits before them.
         """
         self.connection = connection
         self.cipher = cipher
@@ -192,7 +217,7 @@ class IntakeGroup:
         self.batch = batch
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.verdicts: dict[int, Verdict] = {}
-        """What was decided about the items that are not simply accepted, by their identity."""
+        """Verdicts on the items that are not simply accepted, by their identity."""
         self.copied: list[tuple[Any, ...]] = []
         self.arrivals: list[tuple[Any, ...]] = []
         self.outgrown: list[bytes] = []
@@ -202,7 +227,7 @@ class IntakeGroup:
         self.made_due: set[int] = set()
 
     def write(self) -> list[list[Verdict]]:
-        """Write it all; returns the verdicts on each intake's items."""
+        """Write everything; return the verdicts on each intake's items."""
         proven = [item for i in self.batch for item in i.items if item.proof is not None]
         firsts = self._firsts(proven) if proven else {}
         if proven:
@@ -229,7 +254,7 @@ class IntakeGroup:
         return {proof: (event_id, key) for proof, event_id, key, expires_at in rows if expires_at > self.now}
 
     def _prove(self, proven: Sequence[Item], firsts: dict[bytes, tuple[bytes, bytes | None]]) -> None:
-        """Note who came first with a proof, and mark what comes with it under another key."""
+        """Store the first event of each proof, and mark items with the same proof under another key."""
         rows: list[tuple[Any, ...]] = []
         for item in proven:
             assert item.proof is not None
@@ -271,14 +296,14 @@ class IntakeGroup:
             found = known.get(row[0])
             if found is not None and found.event_id != f.candidate.event_id:
                 self._judge(f, row, found)
-            else:
+            elif f.copies:
                 self._add_own_copies(f)
 
     def _look_up(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, KnownKey]:
         return {row[0]: KnownKey(*row[1:]) for row in KNOWN_KEYS(self.connection, [row[0] for row in rows])}
 
     def _judge(self, f: Fold, row: tuple[Any, ...], known: KnownKey) -> None:
-        """Take over a known key that has lapsed; else add these as copies of its event."""
+        """Take over a known key that has lapsed; otherwise add the items as copies of its event."""
         if known.expires_at <= self.now:
             self.connection.execute(
                 "UPDATE keys SET event_id = ?2, body_hash = ?3, source_id = ?4, copies = ?5, first_seen = ?6,"
@@ -286,24 +311,30 @@ class IntakeGroup:
                 row,
             )
             forget_key(self.connection, known.event_id)
-            self._add_own_copies(f)
+            if f.copies:
+                self._add_own_copies(f)
         else:
             self._add_copies(known, [(f.candidate, f.intake), *f.copies])
 
     def _add_own_copies(self, f: Fold) -> None:
-        """Add the copies of an event that came for the first time in this group."""
-        if f.copies:
-            first = KnownKey(f.candidate.event_id, f.candidate.body_hash, 0, 1, None, None)
-            self._add_copies(first, f.copies)
+        """Add the copies of an event that is new in this group."""
+        first = KnownKey(f.candidate.event_id, f.candidate.body_hash, 0, 1, None, None)
+        self._add_copies(first, f.copies)
 
     def _add_copies(self, known: KnownKey, later: Sequence[tuple[Item, Intake]]) -> None:
-        """Add later arrivals of an event: all are counted, the latest of them kept."""
+        """Add later arrivals of an event: all are counted, the latest are stored."""
         ends = {Outcome.duplicate: known.duplicate, Outcome.conflict: known.conflict}
-        for item, intake in later:
-            differs = item.body_hash != known.body_hash != UNSEEN
-            outcome = Outcome.conflict if differs else Outcome.duplicate
-            self.verdicts[id(item)] = Verdict(outcome, EventId(known.event_id))
+        first_id = EventId(known.event_id)
+        outcomes = [
+            Outcome.conflict if item.body_hash != known.body_hash != UNSEEN else Outcome.duplicate for item, _ in later
+        ]
+        left = Counter(outcomes)
+        for (item, intake), outcome in zip(later, outcomes, strict=True):
+            self.verdicts[id(item)] = Verdict(outcome, first_id)
             self.counts[intake.source_id, 0, outcome] += 1
+            left[outcome] -= 1
+            if left[outcome] >= KEPT_ARRIVALS:  # those that came after it in this very group push it out
+                continue
             self.seq += 1
             self.arrivals.append(
                 (
@@ -315,7 +346,7 @@ class IntakeGroup:
                     self.now,
                     None if intake.raw is None else intake.arrival_id,
                     self.cipher.encrypt_head(intake, item),
-                    self.cipher.encrypt_body(item) if differs else None,
+                    self.cipher.encrypt_body(item) if outcome is Outcome.conflict else None,
                 )
             )
             ends[outcome] = self.seq
@@ -325,7 +356,7 @@ class IntakeGroup:
             self.outgrown.append(known.event_id)
 
     def _insert_copies(self) -> None:
-        COPIES(self.connection, sorted(self.copied))  # neighbours in the table one after the other
+        COPIES(self.connection, sorted(self.copied))  # sorted, so that neighbours in the table are inserted together
         ARRIVALS(self.connection, self.arrivals)
         for event_id in self.outgrown:
             cut(self.connection, event_id)
@@ -347,20 +378,23 @@ class IntakeGroup:
                 item.key,
                 item.subject,
                 self.now,
-                None if item.event_at is None else to_micros(item.event_at),
                 int(item.marks),
-                item.rank,
-                item.rank_scope,
                 item.body_hash,
                 item.key_hash,
-                None if i.raw is None else i.arrival_id,
                 self.cipher.encrypt_head(i, item),
                 self.cipher.encrypt_body(item),
+                None if item.event_at is None else to_micros(item.event_at),
+                item.rank,
+                item.rank_scope,
+                None if i.raw is None else i.arrival_id,
                 item.same_as,
             )
             for i, item in accepted
         ]
-        EVENTS(self.connection, rows)
+        if all(row[11:] == NOTHING for row in rows):
+            PLAIN_EVENTS(self.connection, [row[:11] for row in rows])
+        else:
+            EVENTS(self.connection, rows)
 
     def _insert_deliveries(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
         deliveries, heads = [], []
@@ -371,7 +405,7 @@ class IntakeGroup:
                 self.seq += 1
                 behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
                 to, options = planned.destination_id, planned.options
-                deliveries.append((planned.id, item.event_id, to, planned.subject_key, self.seq, behind, options))
+                deliveries.append((planned.id, item.event_id, to, planned.subject_key, self.seq, int(behind), options))
                 if behind:
                     continue
                 lease = None if to in closed else self._lease(planned.id)
@@ -383,18 +417,20 @@ class IntakeGroup:
         for to, n in Counter([row[2] for row in deliveries]).items():
             self.counts[0, to, "pending"] += n
         DELIVERIES(self.connection, deliveries)
-        HEADS(self.connection, heads)
-        if self.leased:
+        if not self.leased:
+            UNLEASED_HEADS(self.connection, [row[:7] for row in heads])
+        else:
+            HEADS(self.connection, heads)
             self.connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (len(self.leased),))
 
     def _find_closed(self) -> set[int]:
-        """Return the destinations of which nothing is leased on arrival: they are paused, failing, or held back."""
+        """Return the destinations for which nothing is leased on arrival: paused, failing, or held back."""
         if self.reserved is None or not self.reserved.seconds:
             return set()
         return {number for (number,) in self.connection.execute(CLOSED)}
 
     def _lease(self, delivery_id: bytes) -> tuple[Any, ...] | None:
-        """Lease a delivery that nothing waits before; returns columns of its head, None when nobody has room for it."""
+        """Lease a delivery with nothing before it; return columns of its head, or None where no worker has room."""
         if self.reserved is None or (seconds := self.reserved.seconds.get(delivery_id)) is None:
             return None
         if not self.leased:
@@ -407,16 +443,49 @@ class IntakeGroup:
             return True
         fronts.add(subject_key)
         found = self.connection.execute(FRONT, (subject_key,)).fetchone()
-        if found is not None and found[0] == Priority.replay:  # live work waits behind no bulk replay
+        if found is not None and found[0] == Priority.replay:  # live work does not wait behind a bulk replay
             self.connection.execute("UPDATE heads SET turn = 0 WHERE subject_key = ?", (subject_key,))
             self.made_due.add(found[1])
         return found is not None
 
 
+KEPT_EVENTS: Final = LookUp("SELECT id FROM events WHERE id IN")
+
+
+def find_kept(connection: sqlite3.Connection, intakes: Sequence[Intake]) -> list[list[Verdict] | None]:
+    """Return the verdicts on intakes that were kept before, when whoever asked did not hear of it; None: not kept.
+
+    An intake is kept whole or not at all: one trace of it is enough.
+    """
+    items = [item for intake in intakes for item in intake.items]
+    events = {row[0] for row in KEPT_EVENTS(connection, [item.event_id for item in items])}
+    hashes = {item.key_hash for item in items if item.key_hash is not None and item.event_id not in events}
+    known = {row[0]: KnownKey(*row[1:]) for row in KNOWN_KEYS(connection, list(hashes))}
+    copies: dict[bytes, Outcome] = {}
+    for key in known.values():
+        for id_, _, outcome, *_ in connection.execute(KEPT, (key.event_id, 2 * KEPT_ARRIVALS)):
+            copies[id_] = Outcome(outcome)
+    found: list[list[Verdict] | None] = []
+    for intake in intakes:
+        if any(item.event_id in events or item.event_id in copies for item in intake.items):
+            found.append([_recall(item, events, known, copies) for item in intake.items])
+        else:
+            found.append(None)
+    return found
+
+
+def _recall(
+    item: Item, events: Collection[bytes], known: Mapping[bytes, KnownKey], copies: Mapping[bytes, Outcome]
+) -> Verdict:
+    if item.event_id in events or item.key_hash is None or item.key_hash not in known:
+        return Verdict(Outcome.accepted, item.event_id)
+    return Verdict(copies.get(item.event_id, Outcome.duplicate), EventId(known[item.key_hash].event_id))
+
+
 def import_keys(
     connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float
 ) -> int:
-    """Take keys as seen elsewhere; returns how many were new. None of our arrivals had them yet: `copies` is 0."""
+    """Store keys seen elsewhere; return how many were new. They have no arrivals here, so `copies` is 0."""
     until = now + int(keep * 1_000_000)
     rows = [(hash_, new_id(), UNSEEN, source_id, 0, now, now, until) for hash_ in dict.fromkeys(hashes)]
     return IMPORTED_KEYS(connection, rows)

@@ -1,8 +1,8 @@
 """The queue on SQLite: leases, settlements, and what becomes due next.
 
-Workers lease rows of `heads`, never rows of `deliveries`: one row is for one (destination, source, subject), so two
+Workers lease rows of `heads`, never rows of `deliveries`. A head is one (destination, source, subject), so two
 deliveries of a subject cannot be leased at once, and what waits behind a front costs a lease nothing. `due_at` is the
-next moment a worker may take a row: its due time, the end of its lease, or never while it is held.
+next moment at which a worker may take a row: its due time, the end of its lease, or never while it is held.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncehook.errors import ConfigError, StoreUnavailable
@@ -55,7 +55,7 @@ from oncehook.store.sqlite.connection import (
     primary_code,
     write_audit,
 )
-from oncehook.store.sqlite.intake import EVENT_COLUMNS, IntakeGroup, convert_event
+from oncehook.store.sqlite.intake import EVENT_COLUMNS, IntakeGroup, convert_event, find_kept
 from oncehook.store.sqlite.writer import EffectFailed
 
 _EVENT_TABLES: Final = """
@@ -81,7 +81,7 @@ CARRIED: Final = (
     + _EVENT_TABLES
     + "WHERE h.rowid = ?1"
 )
-# The newest of those that wait behind the head, as far as one attempt may cover: of every type, or of the head's own.
+# The newest delivery behind the head that one attempt may cover: of any type, or of the head's own.
 NEWEST_OF_ANY: Final = """
 SELECT id, seq FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2
 ORDER BY seq DESC LIMIT 1
@@ -115,11 +115,11 @@ ATTEMPTS: Final = Insert(
 
 
 class Heartbeats:
-    """How far the leases that this process gave out are prolonged.
+    """Ends of leases as renewed: in the owner of the file all of them, in a client those of its own worker.
 
-    One process writes the file, so nobody else can take its leases: that a worker lives need not be written down. It is
-    noted here, from the heartbeat's own thread, and read when a lease seems to have run out. So a blocked loop or a
-    slow disk cannot lose a lease (R32), and short work costs no write.
+    Nobody but the owner can take a lease over: that a worker lives need not be written down. It is noted here, from
+    heartbeats' own threads, and read when a lease seems to have run out. So a blocked loop or a slow disk cannot lose a
+    lease (R32), and short work costs no write.
     """
 
     def __init__(self) -> None:
@@ -130,17 +130,28 @@ class Heartbeats:
         with self._lock:
             self._until[fence] = until
 
-    def renew(self, leases: Sequence[Lease], now: Micros) -> set[int]:
-        """Prolong these; returns the fences that are still held."""
+    def renew(self, seconds: Mapping[int, float], now: Micros) -> set[int]:
+        """Prolong these by so many seconds; returns the fences that are still held."""
         with self._lock:
-            held = {lease.fence for lease in leases if lease.fence in self._until}
-            self._until.update({one.fence: now + micros(one.seconds) for one in leases if one.fence in held})
+            held = seconds.keys() & self._until.keys()
+            self._until.update({fence: now + micros(seconds[fence]) for fence in held})
         return held
 
+    def shorten(self, fences: Iterable[int], until: Micros) -> None:
+        """Let these run out, unless they are renewed by then."""
+        with self._lock:
+            for fence in fences:
+                self._until[fence] = min(self._until.get(fence, until), until)
+
     def until(self, fence: int) -> Micros:
-        """Return up to when this one is held; 0 for a lease that is not known here."""
+        """Return the time until which a lease is held; 0 for an unknown one."""
         with self._lock:
             return self._until.get(fence, 0)
+
+    def left(self, now: Micros) -> dict[int, float]:
+        """Return the fences that are held, and for how many seconds yet."""
+        with self._lock:
+            return {fence: (until - now) / SECOND for fence, until in self._until.items() if until > now}
 
     def end(self, fences: Iterable[int]) -> None:
         with self._lock:
@@ -152,33 +163,36 @@ class Heartbeats:
             self._until.clear()
 
 
-class Leasing:
-    """One round of leases, inside one transaction."""
+@dataclass(slots=True)
+class QueueRound:
+    """One round of work on the queue, inside one transaction."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        now: Micros,
-        heartbeats: Heartbeats,
-        cipher: Cipher,
-        worker: str | None = None,
-    ) -> None:
-        self.connection = connection
-        self.cipher = cipher
-        self.now = now
-        self.heartbeats = heartbeats
-        self.worker = worker
-        (self.fence,) = connection.execute("SELECT value FROM marks WHERE name = 'fence'").fetchone()
+    connection: sqlite3.Connection
+    now: Micros
+    heartbeats: Heartbeats
+    cipher: Cipher
+    worker: str | None = None
+    counts: Counter[tuple[int, int, str]] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Leasing(QueueRound):
+    """One round of leases."""
+
+    taken: list[tuple[Any, ...]] = field(default_factory=list)
+    aside: list[tuple[Any, ...]] = field(default_factory=list)
+    prolonged: list[tuple[Any, ...]] = field(default_factory=list)
+    crashed: list[tuple[Any, ...]] = field(default_factory=list)
+    expired: list[Expired] = field(default_factory=list)
+    fence: int = field(init=False)
+    _first: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.fence,) = self.connection.execute("SELECT value FROM marks WHERE name = 'fence'").fetchone()
         self._first = self.fence
-        self.counts: Counter[tuple[int, int, str]] = Counter()
-        self.taken: list[tuple[Any, ...]] = []
-        self.aside: list[tuple[Any, ...]] = []
-        self.prolonged: list[tuple[Any, ...]] = []
-        self.crashed: list[tuple[Any, ...]] = []
-        self.expired: list[Expired] = []
 
     def lease(self, wants: Sequence[LeaseRequest]) -> list[Lease]:
-        """Lease what each request may have now, in the order in which it became due."""
+        """Lease what is due for each request, in the order in which it became due."""
         leases = [lease for want in wants for lease in self._lease(want)]
         ATTEMPTS(self.connection, self.crashed)
         count(self.connection, self.now, self.counts)
@@ -186,7 +200,7 @@ class Leasing:
         return leases
 
     def lease_heads(self, wants: Sequence[tuple[int, LeaseRequest]]) -> list[Lease]:
-        """Lease these rows of `heads`, each as its want says, unless its destination is paused or its breaker open."""
+        """Lease these rows of `heads` as requested, unless the destination is paused or its breaker is open."""
         leases = []
         for row, want in wants:
             limit, is_probe = self._allow(want)
@@ -205,7 +219,7 @@ class Leasing:
     def _lease(self, want: LeaseRequest) -> list[Lease]:
         limit, is_probe = self._allow(want)
         leases: list[Lease] = []
-        # Rows that are prolonged or set aside leave the front of the queue: look again, so that they starve nobody.
+        # Extended or quarantined rows leave the front of the queue; look again, so that the others do not starve.
         while (room := limit - len(leases)) > 0:
             found = self.connection.execute(DUE, (want.destination_id, want.priority, self.now, room)).fetchall()
             leases += [lease for row in found if (lease := self._take(want, row)) is not None]
@@ -220,8 +234,8 @@ class Leasing:
         return leases
 
     def _allow(self, want: LeaseRequest) -> tuple[int, bool]:
-        """Return how many to lease, and whether that is a probe: nothing while the destination is paused or its breaker
-        open, and one, to see, when the breaker may close."""
+        """Return how many to lease, and whether as a probe: none while the destination is paused or its breaker open,
+        one when the breaker may close."""
         row = self.connection.execute(
             "SELECT paused_at, open_until FROM destination_state WHERE destination_id = ?", (want.destination_id,)
         ).fetchone()
@@ -245,8 +259,8 @@ class Leasing:
             if until > self.now:
                 self.prolonged.append((row, until))
                 return None
-            # Its holder is gone. The attempt is given back, and only a crash while it ran alone is held against it: in
-            # company any of them may have been the one (R36).
+            # The holder is gone. Its attempt does not count; the crash counts only if it ran alone, because otherwise
+            # another delivery may have caused it (R36).
             self._note_crash(want.destination_id, carries or front_id, fence, attempts, leased_at, worker)
             attempts, crashes, deaths = attempts - 1, crashes + 1, deaths + alone
             if crashes > want.crash_tolerance and want.priority is not Priority.quarantined:
@@ -300,7 +314,8 @@ class Leasing:
         self.expired.append(Expired(DeliveryId(delivery_id), EventId(event_id), destination_id, fence, run, n, worker))
 
     def _newest(self, queue_key: bytes, seq: int, options: int, type_: str) -> tuple[bytes | None, int]:
-        """Find the delivery that a coalesced attempt carries, if not the head, and the last number that it covers."""
+        """Find the delivery that a coalesced attempt carries, if it is not the head, and the last number that it
+        covers."""
         if options & Options.coalesce_any:
             found = self.connection.execute(LAST_COVERED, (queue_key, seq, COVERED)).fetchone()
             found = found or self.connection.execute(NEWEST_OF_ANY, (queue_key, seq)).fetchone()
@@ -309,13 +324,43 @@ class Leasing:
         return found or (None, 0)
 
 
-def abandon_leases(connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats) -> None:
-    """Make leases due that were held when the file was opened: their holder is gone, they are taken over as from a
-    crash."""
-    heartbeats.end_all()
+def adopt_leases(connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats, until: Micros) -> None:
+    """Make leases that were given out before the file was opened run out, unless their holders come back by then.
+
+    What this process holds itself, as a client of the last owner, it goes on holding.
+    """
+    ours = heartbeats.left(now)
     for (fence,) in connection.execute("SELECT fence FROM heads WHERE leased"):
-        heartbeats.begin(fence, now)
-    connection.execute("UPDATE heads SET due_at = ? WHERE leased", (now,))
+        if fence not in ours:
+            heartbeats.begin(fence, until)
+    connection.execute("UPDATE heads SET due_at = ? WHERE leased", (until,))
+
+
+def resume_leases(
+    connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats, worker: str, held: Mapping[int, float]
+) -> bool:
+    """Let a worker that has come back go on with what it holds, and put back what was leased to it in answers that it
+    did not get; tells whether there was any."""
+    unheard = []
+    for row, fence in connection.execute("SELECT rowid, fence FROM heads WHERE leased AND worker = ?", (worker,)):
+        if fence in held:
+            heartbeats.begin(fence, now + micros(held[fence]))
+        else:
+            unheard.append((now, row))
+            heartbeats.end([fence])
+    connection.executemany(
+        "UPDATE heads SET leased = 0, alone = 0, carries = NULL, upto = 0, attempts = attempts - 1, due_at = ?"
+        " WHERE rowid = ?",
+        unheard,
+    )
+    return bool(unheard)
+
+
+def expire_leases(connection: sqlite3.Connection, heartbeats: Heartbeats, worker: str, until: Micros) -> None:
+    """Make the leases of a worker that has gone run out, unless it comes back by then."""
+    rows = connection.execute("SELECT fence FROM heads WHERE leased AND worker = ?", (worker,)).fetchall()
+    heartbeats.shorten([fence for (fence,) in rows], until)
+    connection.execute("UPDATE heads SET due_at = min(due_at, ?) WHERE leased AND worker = ?", (until, worker))
 
 
 OUTLOOK: Final = """
@@ -332,7 +377,7 @@ BECAME_OPEN: Final = "SELECT destination_id FROM destination_state WHERE open_un
 def next_due(
     connection: sqlite3.Connection, now: Micros, destination_ids: Sequence[int], since: Micros | None = None
 ) -> Outlook:
-    """Tell which of these have something to be leased now, and when the next will; see `Store.next_due`."""
+    """Return which of these have something due, and when the next will have; see `Store.next_due`."""
     due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
     first = NEVER
     for destination_id in destination_ids:
@@ -380,6 +425,7 @@ LATER: Final = Update(
     "UPDATE heads SET leased = 0, alone = 0, carries = NULL, upto = 0, due_at = v.due_at, attempts = v.attempts,"
     " turn = v.turn FROM v WHERE heads.rowid = v.head",
 )
+SETTLED: Final = "SELECT 1 FROM attempts WHERE delivery_id = ? AND fence = ? AND outcome = ?"
 NEXT: Final = """
 SELECT id, event_id, seq, run, options, replay_id, coalesce((SELECT bulk FROM replays r WHERE r.id = replay_id), 0)
 FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2 ORDER BY seq LIMIT 1
@@ -434,54 +480,41 @@ class Head:
     carries: bytes | None
 
     def __post_init__(self) -> None:
-        if self.priority == Priority.quarantined:  # what ran alone and lived is released from quarantine
+        if self.priority == Priority.quarantined:  # it ran alone and survived, so its quarantine ends
             self.priority = int(Priority.live)
 
 
-class SettlementRound:
-    """One round of settlements, inside one transaction."""
+@dataclass(slots=True)
+class SettlementRound(QueueRound):
+    """One round of settlements."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        now: Micros,
-        heartbeats: Heartbeats,
-        cipher: Cipher,
-        worker: str | None = None,
-    ) -> None:
-        self.connection = connection
-        self.cipher = cipher
-        self.now = now
-        self.heartbeats = heartbeats
-        self.worker = worker
-        self.counts: Counter[tuple[int, int, str]] = Counter()
-        self.attempts: list[tuple[Any, ...]] = []
-        self.finished: list[tuple[Any, ...]] = []
-        self.failed: list[tuple[Any, ...]] = []
-        self.coalesced: list[tuple[Any, ...]] = []
-        self.replayed: list[tuple[Any, ...]] = []
-        self.ranks: list[tuple[Any, ...]] = []
-        self.later: list[tuple[Any, ...]] = []
-        self.replays_done: list[bytes] = []
-        self.over: dict[int, tuple[Settlement, Head]] = {}
-        """Settlements that finished the head of their queue, by row."""
-        self.promoted: dict[int, int] = {}
-        """Of these, those where something waits, with its turn."""
-        self.made_due: set[int] = set()
+    attempts: list[tuple[Any, ...]] = field(default_factory=list)
+    finished: list[tuple[Any, ...]] = field(default_factory=list)
+    failed: list[tuple[Any, ...]] = field(default_factory=list)
+    coalesced: list[tuple[Any, ...]] = field(default_factory=list)
+    replayed: list[tuple[Any, ...]] = field(default_factory=list)
+    ranks: list[tuple[Any, ...]] = field(default_factory=list)
+    later: list[tuple[Any, ...]] = field(default_factory=list)
+    replays_done: list[bytes] = field(default_factory=list)
+    over: dict[int, tuple[Settlement, Head]] = field(default_factory=dict)
+    """Settlements that finished the head of their queue, by row."""
+    promoted: dict[int, int] = field(default_factory=dict)
+    """Those of them whose queue goes on, with the priority of its next delivery."""
+    made_due: set[int] = field(default_factory=set)
 
     def settle(self, settlements: Sequence[Settlement]) -> Settled:
-        """End these leases; tells which were still ours, with leases on what comes next where that was asked for."""
+        """End these leases; return which were still ours, and leases on the next deliveries where requested."""
         heads = self._heads(settlements)
         ours: list[Settlement] = []
         for settlement in settlements:
             lease = settlement.lease
             head = heads.get(lease.queue_key)
             if head is not None and (head.id, head.fence) == (lease.front_id, lease.fence):
-                del heads[lease.queue_key]  # a lease ends once
+                del heads[lease.queue_key]  # a lease that is named twice ends once
                 ours.append(settlement)
                 self._settle(settlement, head)
         self._write()
-        # After the heads went on: an event may join the very queue that its delivery has just left.
+        # After the queues have moved on: an emitted event may join the queue that its delivery has just left.
         emits = [one for settlement in ours for one in settlement.emits]
         keep_emitted(self.connection, self.now, emits, self.cipher)
         for settlement in ours:
@@ -494,8 +527,24 @@ class SettlementRound:
                 pause(self.connection, self.now, settlement.lease.delivery.destination_id, "oncehook", settlement.pause)
         return Settled({settlement.lease.fence for settlement in ours}, self._lease_next())
 
+    def _heads(self, settlements: Sequence[Settlement]) -> dict[bytes, Head]:
+        """Return the leased rows among those that are named, by queue."""
+        keys = list({settlement.lease.queue_key for settlement in settlements})
+        return {key: Head(row, *columns) for row, key, *columns in HELD(self.connection, keys)}
+
+    def recall(self, settlements: Sequence[Settlement], ours: set[int]) -> None:
+        """Add to `ours` the fences that were settled before, when their holder did not hear of it."""
+        for one in settlements:
+            ids = {one.lease.delivery.id, one.lease.front_id}
+            about = [(id_, one.lease.fence, one.what) for id_ in ids if one.lease.fence not in ours]
+            if any(self.connection.execute(SETTLED, row).fetchone() for row in about):
+                ours.add(one.lease.fence)
+                kept = find_kept(self.connection, [emission.intake for emission in one.emits])
+                for emission, verdicts in zip(one.emits, kept, strict=True):
+                    emission.verdict = verdicts[0] if verdicts else None
+
     def _lease_next(self) -> list[Lease]:
-        """Lease what comes next where that was asked for, unless a bulk replay comes after live work."""
+        """Lease the next deliveries where requested, unless a bulk replay would come after live work."""
         wanted = []
         for row, priority in self.promoted.items():
             settlement, head = self.over[row]
@@ -506,17 +555,12 @@ class SettlementRound:
                 self.made_due.add(destination_id)
         if not wanted:
             return []
-        leases = Leasing(*(self.connection, self.now, self.heartbeats, self.cipher), self.worker).lease_heads(wanted)
-        if len(leases) < len(wanted):  # held back: until when, a worker must look
+        leases = Leasing(self.connection, self.now, self.heartbeats, self.cipher, self.worker).lease_heads(wanted)
+        if len(leases) < len(wanted):  # held back: a worker must find out until when
             self.made_due |= {want.destination_id for _, want in wanted} - {
                 lease.delivery.destination_id for lease in leases
             }
         return leases
-
-    def _heads(self, settlements: Sequence[Settlement]) -> dict[bytes, Head]:
-        """Return the leased rows among those that are named, by queue."""
-        keys = list({settlement.lease.queue_key for settlement in settlements})
-        return {key: Head(row, *columns) for row, key, *columns in HELD(self.connection, keys)}
 
     def _settle(self, settlement: Settlement, head: Head) -> None:
         if settlement.commit is not None:
@@ -547,7 +591,7 @@ class SettlementRound:
     def _finish(self, settlement: Settlement, head: Head) -> None:
         lease, status = settlement.lease, settlement.what.value
         is_hold = settlement.what is Settle.dead and bool(head.options & Options.hold)
-        # Held is the head alone: the attempt is its own then, whatever it carried.
+        # Only the head is held, so the attempt is recorded as the head's, whatever it carried.
         finisher, run = (head.id, head.run) if is_hold else (lease.delivery.id, lease.delivery.run)
         tried = was_tried(settlement)
         if tried:
@@ -592,8 +636,8 @@ class SettlementRound:
         )
 
     def _find_covered(self, lease: Lease, head: Head) -> list[tuple[bytes, bytes | None]]:
-        """Return, with their replays, what else this attempt was for: the head, when it carried another, and all that
-        waited then."""
+        """Return what else this attempt covered, with replay ids: the head, if it carried another delivery, and all
+        that waited then."""
         if head.carries is None:
             return []
         within = (lease.queue_key, head.seq, head.upto)
@@ -628,9 +672,9 @@ def _error(settlement: Settlement) -> str | None:
 
 
 def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[bytes, int, int]]) -> dict[int, int]:
-    """Let queues go on whose head is finished: the next that waits becomes the head, or the row goes.
+    """Continue queues whose head is finished: the next waiting delivery becomes the head, or the row is deleted.
 
-    `over`: queue, row, and the head's number. Returns the rows that go on, with their turn.
+    `over`: queue, row, and the head's number. Returns the rows that stay, with their priority.
     """
     gone: list[int] = []
     promoted: list[tuple[Any, ...]] = []
@@ -646,19 +690,18 @@ def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[byte
 
 
 def note_replayed(connection: sqlite3.Connection, now: Micros, items: Sequence[tuple[Any, ...]]) -> list[bytes]:
-    """Note the end of items of replays: (replay, delivery, outcome). A replay ends with its last one; returns those
-    that do."""
+    """Store the outcomes of replay items: (replay, delivery, outcome). Return the replays that ended with them."""
     REPLAYED(connection, items)
     return [one for one in {item[0] for item in items} if finish_replay(connection, now, one)]
 
 
 def finish_replay(connection: sqlite3.Connection, now: Micros, replay_id: bytes) -> bool:
-    """Finish a replay of which nothing is left; returns whether that is so."""
+    """Finish a replay if none of its items is left; return whether it was."""
     return connection.execute(FINISH_REPLAY, (replay_id, now)).rowcount == 1
 
 
 def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Emission], cipher: Cipher) -> None:
-    """Keep what handlers emitted, as arrivals are kept."""
+    """Store what handlers emitted, like arrivals."""
     if not emits:
         return
     (seq,) = connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()
@@ -672,9 +715,9 @@ def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Em
 
 
 def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: int, streak: Streak) -> bool:
-    """Keep what this group says about its destination: its breaker opens after so many failures in a row.
+    """Store the outcome of a group for its destination: the breaker opens after so many failures in a row.
 
-    Tells whether a breaker that was open is closed now.
+    Returns whether an open breaker was closed.
     """
     row = connection.execute(
         "SELECT failures, last_failed, open_until FROM destination_state WHERE destination_id = ?", (destination_id,)
@@ -699,7 +742,7 @@ def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: in
 
 
 def pause(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str, why: str) -> None:
-    """Hold a destination back, and audit it, unless it is held back already."""
+    """Pause a destination and audit it, unless it is paused already."""
     changed = connection.execute(
         "INSERT INTO destination_state (destination_id, paused_at, paused_by, paused_why) VALUES (?,?,?,?)"
         " ON CONFLICT DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by,"
@@ -722,7 +765,7 @@ _ROLLED_BACK: Final = "The commit function has rolled back the store's transacti
 _REFUSED: Final = frozenset(
     {"BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "ATTACH", "DETACH", "PRAGMA", "VACUUM"}
 )
-# The effect's own mistakes; any other error of the database means that the store itself is in trouble.
+# Mistakes of the effect itself; any other database error means that the store is in trouble.
 _OWN_CODES: Final = frozenset(
     {
         *(None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG),
@@ -732,7 +775,7 @@ _OWN_CODES: Final = frozenset(
 
 
 class Effect:
-    """The connection a handler's effect is written with: everything but the transaction, which is the store's."""
+    """The connection for a handler's effect, without control of the transaction, which is the store's."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection: sqlite3.Connection | None = connection
@@ -762,7 +805,7 @@ class Effect:
 
 
 def run_effect(connection: sqlite3.Connection, settlement: Settlement) -> None:
-    """Run a handler's effect in the transaction that settles. What it raises undoes only this settlement."""
+    """Run a handler's effect in the settling transaction. An error of it undoes only this settlement."""
     assert settlement.commit is not None
     effect = Effect(connection)
     try:

@@ -1,6 +1,6 @@
 """Reads from a SQLite store: events, deliveries, attempts, replays, levels, charts; on threads beside the writer.
 
-A read never waits for a commit and never holds one up; each sees the store as of one moment.
+A read never waits for a commit and never delays one; each sees one snapshot of the store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from oncehook.model import (
     Category,
     Cause,
     Check,
-    Clause,
     DeliveryId,
     DeliveryStatus,
     EventDetails,
@@ -60,6 +59,7 @@ from oncehook.store.audit import ChainEntry, Ends, check_chain
 from oncehook.store.base import KEPT_ARRIVALS, MOST_DECRYPTED, MOST_DECRYPTED_BYTES, NameIds
 from oncehook.store.checks import LEVELS, Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
+from oncehook.store.filters import LOOKED_AT, LOOKED_INTO, STATUS, UNFINISHED, Dialect
 from oncehook.store.sqlite.connection import (
     EPOCH,
     MINUTE,
@@ -71,14 +71,14 @@ from oncehook.store.sqlite.connection import (
     teach,
     to_micros,
 )
-from oncehook.store.sqlite.intake import EVENT_COLUMNS, KEPT, convert_event
+from oncehook.store.sqlite.intake import DETAIL_COLUMNS, KEPT, read_details
 from oncehook.store.sqlite.queue import next_due
 
-# Step by step down the path of each clause; only objects and arrays lead further. CASE, unlike AND, keeps what is no
-# JSON away from functions that would raise, and most bodies away from Python. The cast makes text of the bytes: newer
-# releases take a blob for their own binary JSON. Numbers are compared roughly, on the side of too many: their digits
-# may be read a trifle differently; without the plus, the cast would make text of them. Times 1.0: abs() of the least
-# integer is an error.
+# Walks down the path of each clause through objects and arrays. CASE, unlike AND, keeps bodies that are not JSON away
+# from functions that would raise, and most bodies away from Python. The cast makes text of the bytes, which newer
+# releases would take for their own binary JSON; without the plus, the cast would make numbers text. Numbers are
+# compared roughly, so that rather too many match (their digits may be read slightly differently), and Python decides.
+# Times 1.0, because abs() of the least integer is an error.
 SAYS: Final = """
 AND CASE WHEN substr(e.body, 1, 4) = x'ff4f4845' THEN encrypted_says(e.body, e.id, :clauses)
 WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
@@ -105,23 +105,12 @@ WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
 """
 
 
-def encode_clauses(clauses: Sequence[Clause]) -> str:
-    """Write clauses as the one parameter that SAYS takes."""
-    return json.dumps(
-        [
-            {"path": clause.path, "sign": clause.sign, "value": clause.value, "number": clause.number}
-            for clause in clauses
-        ]
-    )
-
-
 T = TypeVar("T")
 
 _EVENT: Final = (
     "SELECT"
-    + EVENT_COLUMNS
+    + DETAIL_COLUMNS
     + """
-       , e.batch_id, coalesce(c.n, 1), e.same_as
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN copies c ON c.event_id = e.id
@@ -129,7 +118,7 @@ WHERE e.id = ?
 """
 )
 
-# A held head is rightly dead; every other head is pending, and none of its queue comes before it.
+# A dead head is held, which is right; every other head is pending and the first of its queue.
 MISPLACED: Final = """
 SELECT count(*) FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id LEFT JOIN (
   SELECT coalesce(subject_key, id) AS queue_key, min(seq) AS first FROM deliveries WHERE status = 'pending' GROUP BY 1
@@ -158,7 +147,7 @@ def read_name_ids(connection: sqlite3.Connection) -> NameIds:
 
 @contextlib.contextmanager
 def _snapshot(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Let everything that is read inside be of one moment."""
+    """Read everything inside the block from one snapshot."""
     connection.execute("BEGIN")
     try:
         yield connection
@@ -197,16 +186,10 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
     return [intact, *conservation(tally), check_chain(ends, read_chain(connection, ends))]
 
 
-LOOKED_AT: Final = 20_000
-"""Rows that one page of a list looks at, at most; then it says how far it came."""
-
-LOOKED_INTO: Final = 32 << 20
-"""Bytes of bodies that one page looks into, at most, where the filter asks for what they say."""
-
 EVERYTHING: Final = 1 << 62
 
 SLACK: Final = 3_600_000
-"""Milliseconds by which an id's own time may differ from the time its event was received, by the store's clock."""
+"""Milliseconds by which an id's own time may differ from the received time of its event."""
 
 _FIRST: Final = b""
 """Smaller than every id."""
@@ -214,15 +197,13 @@ _FIRST: Final = b""
 LAST: Final = b"\xff" * 17
 """Greater than every id."""
 
-_UNFINISHED: Final = frozenset({DeliveryStatus.pending, DeliveryStatus.dead, DeliveryStatus.discarded})
-
 # -- ways to get at rows, newest first, between two ids --------------------------------------------
 
 _LOOK: Final = " LIMIT :looked_at"
 _DELIVERIES: Final = {
     "all": "SELECT id FROM deliveries WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
     # `status <> 'done'` lets SQLite use the partial index.
-    "unfinished": "SELECT id FROM deliveries WHERE status <> 'done' AND status = :kept AND id >= :low AND id < :high"
+    "unfinished": "SELECT id FROM deliveries WHERE status <> 'done' AND status = :status AND id >= :low AND id < :high"
     " ORDER BY id DESC" + _LOOK,
     "leased": "SELECT id FROM (SELECT delivery_id AS id FROM heads WHERE leased UNION SELECT carries FROM heads"
     " WHERE leased AND carries IS NOT NULL) WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
@@ -234,7 +215,7 @@ _DELIVERIES: Final = {
     " ORDER BY w.id DESC" + _LOOK,
 }
 _OF_EVENTS: Final = "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM ("
-# The last three may name an event more than once; who reads them folds that.
+# The last three may return an event more than once; `_distinct` removes the repetitions.
 _EVENTS: Final = {
     "all": "SELECT id FROM events WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
     "source": "SELECT id FROM events WHERE source_id = :source_id AND id >= :low AND id < :high ORDER BY id DESC"
@@ -248,54 +229,43 @@ _FAR: Final = " OFFSET :looked_at - 1"
 
 # -- what must hold ------------------------------------------------------------------------------
 
-_OF_EVENT: Final = """
-    (:source_id IS NULL OR e.source_id = :source_id)
-AND (:sources IS NULL OR instr(:sources, ',' || e.source_id || ','))
-AND (:type IS NULL OR e.type GLOB :type)
-AND (:subject IS NULL OR e.subject = :subject) AND (:key IS NULL OR e.key = :key)
-AND (:since IS NULL OR e.received_at >= :since) AND (:until IS NULL OR e.received_at < :until)
-"""
-_OF_DELIVERY: Final = """
-    (:only IS NULL OR d.id = :only) AND (:destination_id IS NULL OR d.destination_id = :destination_id)
-AND (:status IS NULL OR :status = CASE WHEN d.status <> 'pending' THEN d.status
-     WHEN h.leased AND (h.delivery_id = d.id OR h.carries = d.id) THEN 'leased' ELSE 'pending' END)
-AND (:category IS NULL OR d.category = :category) AND (:note IS NULL OR d.note = :note)
-AND (:lowest_code IS NULL OR d.last_status BETWEEN :lowest_code AND :highest_code)
-AND (:above IS NULL OR CASE WHEN h.delivery_id = d.id THEN h.attempts ELSE d.attempts END > :above)
-AND (:below IS NULL OR CASE WHEN h.delivery_id = d.id THEN h.attempts ELSE d.attempts END < :below)
-AND (:replay_id IS NULL OR d.replay_id = :replay_id) AND (:replayed IS NULL OR d.replay_id IS NOT NULL)
-"""
-_EVENT_SAYS: Final = "(e.key LIKE :text ESCAPE '!' OR e.subject LIKE :text ESCAPE '!' OR e.type LIKE :text ESCAPE '!')"
-_DELIVERY_SAYS: Final = "(:text IS NULL OR d.last_error LIKE :text ESCAPE '!' OR " + _EVENT_SAYS + ")"
+_SQL: Final = Dialect(
+    {
+        "ids": "d.id = :ids",
+        "sources": "instr(:sources, ',' || e.source_id || ',')",
+        "type": "e.type GLOB :type",
+    },
+    "LIKE :text ESCAPE '!'",
+    encode_id=bytes,
+    encode_text=str,
+    encode_type=lambda pattern: pattern.replace("[", "[[]"),
+    encode_time=to_micros,
+)
 _HEAD: Final = " LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'"
 _OF_THIS_EVENT: Final = "d.id > e.id AND d.id <= CAST(substr(e.id, 1, 13) || x'ffffff' AS BLOB)"
 
-# CROSS JOIN: in the order written, so that rows come as the way brings them.
+# CROSS JOIN keeps the order of tables, and so the order of rows.
 _DELIVERY_MATCHES: Final = (
     ") f CROSS JOIN deliveries d ON d.id = f.id CROSS JOIN events e ON e.id = d.event_id"
     + " CROSS JOIN sources s ON s.id = e.source_id CROSS JOIN destinations t ON t.id = d.destination_id"
     + _HEAD
     + " WHERE "
-    + _OF_EVENT
-    + " AND "
-    + _OF_DELIVERY
-    + " AND "
-    + _DELIVERY_SAYS
+    + _SQL.MATCHES
 )
 _EVENT_MATCHES: Final = (
     ") f CROSS JOIN events e ON e.id = f.id CROSS JOIN sources s ON s.id = e.source_id"
     + " LEFT JOIN copies c ON c.event_id = e.id WHERE "
-    + _OF_EVENT
+    + _SQL.OF_EVENT
     + " AND (NOT :asks_deliveries AND (:text IS NULL OR "
-    + _EVENT_SAYS
+    + _SQL.EVENT_SAYS
     + ") OR (:asks_deliveries OR :text IS NOT NULL) AND EXISTS (SELECT 1 FROM deliveries d"
     + _HEAD
     + " WHERE "
     + _OF_THIS_EVENT
     + " AND "
-    + _OF_DELIVERY
+    + _SQL.OF_DELIVERY
     + " AND "
-    + _DELIVERY_SAYS
+    + _SQL.DELIVERY_SAYS
     + "))"
 )
 
@@ -305,18 +275,14 @@ SELECT d.id, d.event_id, s.name, t.name, e.type, e.key, e.subject, d.status, d.n
        h.delivery_id, h.carries, h.leased, h.due_at, h.attempts, d.seq
 FROM (
 """
-_SELECTED: Final = """
-SELECT d.id, d.seq, CASE WHEN d.status = 'pending' AND h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
-       THEN 'leased' ELSE d.status END, t.name, e.received_at, d.note
-FROM (
-"""
+_SELECTED: Final = "SELECT d.id, d.seq, " + STATUS + ", t.name, e.received_at, d.note FROM ("
 _LISTED: Final = """
 SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks,
        length(e.body) - CASE WHEN substr(e.body, 1, 5) = x'ff4f484501' THEN 49 ELSE 0 END, coalesce(c.n, 1)
 FROM (
 """
 
-# How many rows a way brings, and how many of them before their bodies are more than a page looks into.
+# The number of rows of a page, and how many of them fit into the total size of bodies that it may search.
 _WEIGH: Final = """
 SELECT count(*), count(*) FILTER (WHERE upto <= :looked_into)
 FROM (SELECT sum(length(e.body)) OVER (ORDER BY f.id DESC ROWS UNBOUNDED PRECEDING) AS upto FROM (
@@ -326,14 +292,14 @@ _WEIGHED: Final = ") f CROSS JOIN events e ON e.id = CAST(substr(f.id, 1, 13) ||
 
 @dataclass(slots=True, frozen=True)
 class ListStatements:
-    """The statements of a list that one index serves."""
+    """The statements of a list that uses one index."""
 
     LIST: str
     FAR: str
-    """The last row that a page looked at, when it looked at as many as it may."""
+    """The last row that a page read, if it read as many as it may."""
     WEIGH: str
     SELECT: str = ""
-    """Everything that a replay or a discard needs of deliveries."""
+    """The columns of deliveries that a replay or a discard needs."""
 
 
 def _list_deliveries(rows: str, says: str = "") -> ListStatements:
@@ -351,7 +317,7 @@ def _list_events(rows: str, looked_at: str, says: str = "") -> ListStatements:
     )
 
 
-# Statements that look into bodies are others, and cost the rest nothing.
+# Separate statements search bodies, so that other queries do not pay for it.
 DELIVERIES: Final = {name: _list_deliveries(rows) for name, rows in _DELIVERIES.items()}
 DELIVERIES_BY_BODY: Final = {name: _list_deliveries(rows, SAYS) for name, rows in _DELIVERIES.items()}
 _DELIVERIES_LOOKED_AT: Final = {name: _DELIVERIES[name] for name in ("unfinished", "leased", "replay")}
@@ -363,7 +329,7 @@ EVENTS_BY_BODY: Final = {
 
 @dataclass(slots=True)
 class Question:
-    """A filter as parameters, and the way to get at what it means."""
+    """A filter's parameters, and the statements that answer it."""
 
     way: ListStatements
     values: dict[str, Any]
@@ -378,7 +344,7 @@ def _event_question(name: str, values: dict[str, Any]) -> Question:
 
 
 def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes | None = None) -> Question:
-    """Choose how to find the deliveries of a filter. Its `ids` are asked for one by one: see `one_of`."""
+    """Choose the statements for the deliveries of a filter. Its `ids` are queried one by one: see `one_of`."""
     values = _values(connection, filter)
     low, high = _bounds(connection, filter, before)
     if filter.event_id is not None:
@@ -390,7 +356,7 @@ def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes
 
 
 def one_of(question: Question, delivery_id: bytes) -> Question | None:
-    """Return the same question about one delivery; None when that is out of its bounds."""
+    """Return the same question for one delivery; None when that is out of bounds."""
     if not question.values["low"] <= delivery_id < question.values["high"]:
         return None
     return _delivery_question("all", question.values | {"low": delivery_id, "high": delivery_id + b"\x00"})
@@ -410,7 +376,7 @@ def ask_events(connection: sqlite3.Connection, filter: Filter, before: bytes | N
 
 
 def weigh(connection: sqlite3.Connection, question: Question) -> None:
-    """Have a page look at fewer rows where their bodies are too large to look into all of them."""
+    """Have a page read fewer rows where their bodies are too large to search them all."""
     if question.values["clauses"] is None:
         return
     way = question.way
@@ -424,11 +390,11 @@ def _way(filter: Filter) -> str | None:
         return "leased"
     if filter.replay_id is not None:
         return "replay"
-    return "unfinished" if filter.status in _UNFINISHED else None
+    return "unfinished" if filter.status in UNFINISHED else None
 
 
 def _bounds(connection: sqlite3.Connection, filter: Filter, before: bytes | None) -> tuple[bytes, bytes]:
-    """Return the ids between which a filter can match anything: ids begin with their time."""
+    """Return the bounds of ids that a filter can match: ids begin with their time."""
     low = _FIRST if filter.since is None else id_floor(to_micros(filter.since) // 1000 - SLACK)
     high = LAST
     if filter.until is not None and ids_keep_time(connection):
@@ -437,70 +403,37 @@ def _bounds(connection: sqlite3.Connection, filter: Filter, before: bytes | None
 
 
 def ids_keep_time(connection: sqlite3.Connection) -> bool:
-    """Tell whether ids do not run ahead of the clock. They never run back, so they do after a clock was set back."""
+    """Tell whether ids do not run ahead of the clock. They never go back, so they do after the clock was set back."""
     newest = connection.execute("SELECT id FROM events ORDER BY id DESC LIMIT 1").fetchone()
     return newest is None or newest[0] < id_floor(int(clock.now() * 1000) + SLACK)
 
 
 def id_floor(milliseconds: int) -> bytes:
-    """Return what is smaller than every id made at this time or later, and greater than all before."""
+    """Return a bound that is smaller than every id made at this time or later, and greater than all earlier ones."""
     return min(max(milliseconds, 0), (1 << 48) - 1).to_bytes(6)
 
 
 def encode_sources(connection: sqlite3.Connection, sources: Collection[str]) -> str:
-    """Write the ids of these sources as one text to look in: `,1,5,`. A list would be a scan in every plan."""
+    """Encode the ids of these sources as one text to search in: `,1,5,`. A list would be a scan in every plan."""
     found = [_find_id(connection, "SELECT id FROM sources WHERE name = ?", name) for name in sources]
     return f",{','.join(map(str, found))},"
 
 
 def _values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
-    lowest_code, highest_code = _codes(filter.code)
-    values = {
-        "source_id": _find_id(connection, "SELECT id FROM sources WHERE name = ?", filter.source),
-        "sources": None if filter.sources is None else encode_sources(connection, filter.sources),
-        "destination_id": _find_id(connection, "SELECT id FROM destinations WHERE name = ?", filter.destination),
-        "type": None if filter.type is None else filter.type.replace("[", "[[]"),
-        "subject": filter.subject,
-        "key": filter.key,
-        "since": None if filter.since is None else to_micros(filter.since),
-        "until": None if filter.until is None else to_micros(filter.until),
-        "only": None,
-        "status": filter.status,
-        "kept": filter.status,
-        "category": filter.category,
-        "note": filter.note,
-        "lowest_code": lowest_code,
-        "highest_code": highest_code,
-        "above": filter.attempts_above,
-        "below": filter.attempts_below,
-        "replay_id": filter.replay_id,
-        "replayed": filter.is_replayed or None,
-        "text": None if filter.text is None else "%" + _like(filter.text) + "%",
-        "clauses": None if filter.body is None else encode_clauses(filter.body),
-    }
-    of_deliveries = "destination_id status category note lowest_code above below replay_id replayed"
-    values["asks_deliveries"] = any(values[name] is not None for name in of_deliveries.split())
-    return values
+    return _SQL.values(
+        filter,
+        _find_id(connection, "SELECT id FROM sources WHERE name = ?", filter.source),
+        None if filter.sources is None else encode_sources(connection, filter.sources),
+        _find_id(connection, "SELECT id FROM destinations WHERE name = ?", filter.destination),
+    )
 
 
 def _find_id(connection: sqlite3.Connection, statement: str, name: str | None) -> int | None:
-    """Return the id of a name; one that nobody has for a name that is not known."""
+    """Return the id of a name; for an unknown name, an id that nothing has."""
     if name is None:
         return None
     row = connection.execute(statement, (name,)).fetchone()
     return -1 if row is None else int(row[0])
-
-
-def _codes(code: str | None) -> tuple[int | None, int | None]:
-    """Return the lowest and the highest status code that `503` or `5xx` means."""
-    if code is None:
-        return None, None
-    lowest, highest = code.lower().replace("x", "0"), code.lower().replace("x", "9")
-    return (int(lowest), int(highest)) if lowest.isdecimal() else (-1, -1)
-
-
-def _like(text: str) -> str:
-    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
 
 
 # -- answers -------------------------------------------------------------------------------------
@@ -511,7 +444,7 @@ def select_deliveries(
 ) -> Iterator[tuple[bytes, int, str, str, int, str | None]]:
     """Yield all deliveries of a filter, however many: id, seq, status, destination, received at, note.
 
-    `decrypts`: bodies may be encrypted; raises QueryTooWide where that would take too long.
+    `decrypts`: bodies may be encrypted. Raises QueryTooWide where decrypting would take too long.
     """
     asked = ask_deliveries(connection, filter)
     if decrypts and asked.values["clauses"] is not None and filter.ids is None:
@@ -573,7 +506,7 @@ FROM deliveries d JOIN destinations t ON t.id = d.destination_id
 LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'
 WHERE d.id > ? AND d.id <= ? ORDER BY d.id
 """
-# The same subject of the same source at the same destination: before it, after it, and what waits now.
+# The same subject of the same source at the same destination: before it, after it, and those waiting now.
 EARLIER: Final = """
 SELECT d.id, d.seq FROM events e CROSS JOIN deliveries d ON d.id = CAST(substr(e.id, 1, 13) || substr(?1, 14) AS BLOB)
 WHERE e.subject = ?2 AND e.id <= ?3 AND e.source_id = ?4 ORDER BY e.id DESC LIMIT ?5
@@ -610,7 +543,7 @@ SELECT d.name, s.paused_at, s.paused_by, s.paused_why, coalesce(s.failures, 0), 
         ORDER BY due_at LIMIT 1)
 FROM destinations d LEFT JOIN destination_state s ON s.destination_id = d.id
 """
-# Ids begin with their time, by the receiver's clock: only near the border must the event itself be asked.
+# Ids begin with the receiver's time: only near the bound the event itself must be read.
 COUNT_SINCE: Final = """
 SELECT status, count(*) FROM deliveries WHERE id >= ?2 GROUP BY 1 UNION ALL
 SELECT d.status, count(*) FROM deliveries d CROSS JOIN events e ON e.id = d.event_id
@@ -679,15 +612,10 @@ class SqliteReader:
 
     async def get_event(self, event_id: bytes) -> EventDetails | None:
         row = await self.read(lambda c: c.execute(_EVENT, (event_id,)).fetchone())
-        if row is None:
-            return None
-        *columns, batch_id, copies, same_as = row
-        batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
-        event = EventDetails(*convert_event(columns), batch_id=batch_id, copies=copies, same_as=same_as)
-        return self.cipher.read_event(event)
+        return None if row is None else self.cipher.read_event(read_details(row))
 
     def now(self) -> Micros:
-        """Return the time by which windows are measured. Who only reads has no better one than this machine's."""
+        """Return the current time. A process that only reads has no clock of the store, and uses this machine's."""
         return int(clock.now() * 1_000_000)
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
@@ -757,7 +685,7 @@ class SqliteReader:
         return _group_causes(await self.read(read))
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
-        at = self.now()  # before it looks: what dies meanwhile was not seen
+        at = self.now()  # taken first, so that what dies meanwhile does not count as seen
         return await self.read(lambda c: _plan(c, at, filter, force, self.cipher.has_keys))
 
     async def get_replay(self, replay_id: bytes) -> StoredReplay | None:
@@ -884,21 +812,21 @@ def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes |
 
 
 def _events_of(connection: sqlite3.Connection, asked: Question, ids: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
-    """Yield events that match by one of these deliveries."""
+    """Yield events with a matching delivery among these."""
     seen: set[bytes] = set()
     way = _event_question("all", asked.values).way
     for delivery_id in sorted(set(ids), reverse=True):
         (event_id,) = connection.execute(EVENT_OF, (delivery_id,)).fetchone() or (None,)
         if event_id is None or event_id in seen or not asked.values["low"] <= event_id < asked.values["high"]:
             continue
-        bounds = {"low": event_id, "high": event_id + b"\x00", "only": delivery_id, "asks_deliveries": True}
+        bounds = {"low": event_id, "high": event_id + b"\x00", "ids": delivery_id, "asks_deliveries": True}
         for row in connection.execute(way.LIST, asked.values | bounds).fetchall():
             seen.add(event_id)
             yield row
 
 
 def _distinct(connection: sqlite3.Connection, asked: Question, most: int) -> list[tuple[Any, ...]]:
-    """Return rows of events, each once: an index of deliveries brings an event for each of them, one after another."""
+    """Return each event once: an index on deliveries returns it once per delivery, in adjacent rows."""
     found: list[tuple[Any, ...]] = []
     way = asked.way
     for row in (cursor := connection.execute(way.LIST, asked.values)):
@@ -939,7 +867,7 @@ def _read_event(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedE
 
 
 def _make_page(found: Sequence[Any], limit: int, far: bytes | None = None) -> Page[Any]:
-    """Make a page of one row more than it may hold; `far` is how far a look came that found less."""
+    """Build a page from up to one row more than it holds; `far` is how far the search came when it found fewer."""
     if len(found) > limit:
         return Page(found[:limit], found[limit - 1].id)
     return Page(found, far)
@@ -965,7 +893,7 @@ def _subject_of(connection: sqlite3.Connection, delivery_id: bytes, around: int)
         return []
     event_id, subject, source_id, seq, queue_key = mine
     about = (delivery_id, subject, event_id, source_id, _NEIGHBOURS)
-    # Replays join the tail: what waits may have come long ago.
+    # Replays join the tail, so what waits may have arrived long ago.
     waiting = connection.execute(
         "SELECT id, seq FROM deliveries WHERE subject_key = ? AND behind AND status = 'pending' ORDER BY seq LIMIT ?",
         (queue_key, _NEIGHBOURS),
@@ -1024,7 +952,7 @@ def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: boo
 
 
 def is_replayable(status: str, force: bool, note: str | None) -> bool:
-    """Tell whether a replay runs it again: dead and discarded ones, done ones with `force`; never what was erased."""
+    """Tell whether a replay would run it again: dead and discarded ones, with `force` done ones; never erased ones."""
     if note == ERASED:
         return False
     return status in (DeliveryStatus.dead, DeliveryStatus.discarded) or (force and status == DeliveryStatus.done)
@@ -1113,7 +1041,7 @@ FIRST: Final = "SELECT started_at FROM attempts WHERE delivery_id = ? ORDER BY f
 
 
 def _count_moved(connection: sqlite3.Connection, deliveries: Iterable[tuple[bytes, str]]) -> dict[str, int]:
-    """Count, by destination, those of these deliveries that went elsewhere at first."""
+    """Count, by destination, the deliveries among these that first went to another address."""
     history: defaultdict[str, list[tuple[Micros, bytes]]] = defaultdict(list)
     for name, since, address in connection.execute(HISTORY):
         history[name].append((since, address))

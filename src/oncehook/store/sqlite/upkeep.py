@@ -16,10 +16,10 @@ from oncehook.store.sqlite.intake import forget_event, forget_key
 
 DAY: Final = 86_400_000_000
 _PAGES: Final = 20
-"""Pages that one batch looks at, at most, when nothing in them may go."""
+"""Pages that one batch reads at most when it finds nothing to remove."""
 
 _FENCES_RAISED: Final = 1_000_000
-"""By so much are fences raised after a restore: more than may have been given out since the backup."""
+"""Amount by which a restore raises fences: more than may have been issued since the backup."""
 
 OLD_EVENTS: Final = """
 SELECT e.id, e.received_at < ?3, e.received_at >= ?3 OR EXISTS (SELECT 1 FROM deliveries d WHERE d.id > e.id
@@ -46,12 +46,12 @@ ON CONFLICT DO UPDATE SET n = n + excluded.n
 
 
 class Pruning:
-    """Where the last batch stopped, table by table. Starts over at the front when it came to the end."""
+    """The position of the last batch in each table. Starts over after the end."""
 
     def __init__(self) -> None:
         self._events: dict[int, bytes] = {}
         self._left_at: dict[str, Any] = {}
-        """By statement."""
+        """Position of the last batch, by statement."""
         self._ranks: tuple[int, int, str] = (0, 0, "")
 
     def prune(
@@ -90,13 +90,13 @@ class Pruning:
         return len(gone)
 
     def _old_events(self, connection: sqlite3.Connection, source_id: int, cut: Micros, room: int) -> list[bytes]:
-        """Return events of a source that may go, from where the last batch stopped."""
+        """Return events of a source that may be removed, from where the last batch stopped."""
         found: list[bytes] = []
         for _ in range(_PAGES):
             at, asked = self._events.get(source_id, b""), room - len(found)
             rows = connection.execute(OLD_EVENTS, (source_id, at, cut, asked)).fetchall()
             found += [event_id for event_id, _, stays in rows if not stays]
-            # Ids follow the time of arrival, give or take: behind a page of young events there are no old ones.
+            # Ids roughly follow the time of arrival: after a page of young events there are no old ones.
             goes_on = len(rows) == asked and any(old for _, old, _ in rows)
             self._events[source_id] = rows[-1][0] if goes_on else b""
             if not goes_on or len(found) == room:
@@ -123,7 +123,8 @@ class Pruning:
     def _find_old(
         self, connection: sqlite3.Connection, statement: str, start: Any, now: Micros, limit: int
     ) -> list[tuple[Any, ...]]:
-        """Return the rows of a page that may go, from where the last batch stopped: a row says so behind its id."""
+        """Return the rows of a page that may be removed, from where the last batch stopped: the column after the id
+        tells."""
         found: list[tuple[Any, ...]] = []
         for _ in range(_PAGES):
             rows = connection.execute(statement, (self._left_at.get(statement, start), now, limit)).fetchall()
@@ -156,7 +157,7 @@ def _forget_event(connection: sqlite3.Connection, event_id: bytes, counts: Count
 
 
 def _prune_replays(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
-    """Remove the oldest replay that is over, with its items; those in several batches, when there are many."""
+    """Remove the oldest finished replay with its items, in several batches where there are many."""
     row = connection.execute("SELECT id FROM replays WHERE finished_at < ? ORDER BY id LIMIT 1", (cut,)).fetchone()
     if row is None:
         return 0
@@ -195,7 +196,7 @@ def register_worker(connection: sqlite3.Connection, now: Micros, worker: StoredW
 
 
 def invalidate_leases(connection: sqlite3.Connection, now: Micros) -> int:
-    """End all leases after a restore: nobody who worked on the original has any right here (R69)."""
+    """End all leases after a restore: no worker of the original has any right here (R69)."""
     connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (_FENCES_RAISED,))
     connection.execute("DELETE FROM sessions")
     return connection.execute(

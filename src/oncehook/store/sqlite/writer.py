@@ -1,10 +1,10 @@
 """Everything that writes to a SQLite store: one connection, one transaction at a time, group commit.
 
-Arrivals gather while a commit runs. When it is done, all that waits is inserted on the event loop and committed on a
-thread, so that a slow disk holds up no one else; then those of the last commit get their answers. Inserting on a thread
-too would be slower: with every step SQLite lets go of the interpreter's lock, and two busy threads then spend more time
-passing it to and fro than working. No lock decides anything here: order of commit, order of `seq` and order of arrival
-are the same thing.
+Arrivals gather while a commit runs. When it is done, everything that waits is inserted on the event loop and committed
+on a thread, so that a slow disk blocks nobody else; then the arrivals of the last commit are answered. Inserting on a
+thread, too, would be slower: at every step SQLite releases the interpreter's lock, and two busy threads would spend
+more time handing it over than working. No lock decides anything here: order of commit, order of `seq` and order of
+arrival are the same.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from oncehook.store.sqlite.connection import (
     SIZE,
     Micros,
     Reserve,
+    StoreClock,
     apply_migrations,
     connect,
     disconnect,
@@ -65,8 +66,8 @@ Begin = Callable[[Reserved, Mapping[bytes, int], Micros], None]
 DISK_FULL: Final = "The disk is full; nothing new is taken in until there is space."
 
 
-class _Call:
-    """Any other write: a function of the connection, run inside the next group's transaction."""
+class Call:
+    """Any other write: a function of the connection, run in the next group's transaction."""
 
     __slots__ = ("empties_log", "error", "function", "future", "is_followed", "result", "wakes")
 
@@ -89,7 +90,7 @@ class _Call:
 
 
 class EffectFailed(Exception):
-    """A failure of a function that somebody else wrote, inside a call. Its own error is raised to who called."""
+    """An error of a user's function inside a call. The caller gets the original error."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -101,7 +102,7 @@ class _Work:
 
     __slots__ = ("calls", "intakes", "leased", "made_due", "now", "reserved", "seq", "started", "verdicts", "wakes")
 
-    def __init__(self, intakes: Sequence[Pending], calls: Sequence[_Call], now: Micros, seq: int) -> None:
+    def __init__(self, intakes: Sequence[Pending], calls: Sequence[Call], now: Micros, seq: int) -> None:
         self.started = clock.perf()
         self.intakes = intakes
         self.calls = calls
@@ -116,14 +117,30 @@ class _Work:
         """Deliveries of the intakes that are leased along with them, and their fences."""
 
 
+class Loan:
+    """The write lock, lent to a client for one transaction of its own: this writer does nothing until it is back."""
+
+    __slots__ = ("future", "mark", "now", "over")
+
+    def __init__(self, future: asyncio.Future[Loan]) -> None:
+        self.future = future
+        """Resolved when it is granted."""
+        self.over = threading.Event()
+        """Set when it is back, or its borrower has gone."""
+        self.mark: Micros = 0
+        """Value of the clock in `marks`: where another one is found, the loan has lapsed."""
+        self.now: Micros = 0
+        """The time of what the borrower writes."""
+
+
 class Writer:
-    """The one writer of a file. Lives on the loop that `start` is called on; all but `prepare` must be called there."""
+    """The one writer of a file, on the loop that `start` is called on; all but `prepare` must be called there."""
 
     def __init__(
         self,
         path: Path,
         cipher: Cipher,
-        observer: Callable[[], StoreObserver],
+        observer: StoreObserver,
         reserve: ReservePlaces = lambda intakes: Reserved(None, {}, intakes),
         begin: Begin = lambda reserved, leased, now: None,
         *,
@@ -141,7 +158,12 @@ class Writer:
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: deque[Pending] = deque()
         self._waiting_bytes = 0
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
+        self._loans: deque[Loan] = deque()
+        self._has_lent = False
+        """The last turn was a loan: the next one is for what waits."""
+        self._is_seq_unsure = False
+        """Something was lent, and nothing committed here since: only then its borrower may have drawn numbers."""
         self._halves: deque[list[Pending]] = deque()
         """Parts of a group in which the database refused something: each is tried alone."""
         self._expects_copies = False
@@ -155,29 +177,28 @@ class Writer:
         self._reserve = Reserve(path)
         self._is_full = False
         """The disk is full, and the reserve given up: arrivals are refused, so that what makes room has it."""
-        self._commits: SimpleQueue[_Work | None] = SimpleQueue()
+        self._commits: SimpleQueue[_Work | Loan | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     # -- opening and closing -------------------------------------------------------------------
 
     def prepare(self, *, migrate: bool, first: Function[None] | None = None) -> None:
-        """Open the file and bring its schema up to date. May take long: for a thread.
+        """Open the file and migrate its schema. May take long: call it on a thread.
 
-        `first` is run in a transaction of its own, before anything else writes.
+        `first` runs in a transaction of its own, before anything else writes.
         """
         connection = connect(self._path, self._cipher)
         try:
             apply_migrations(connection, migrate=migrate)
             marks = dict(connection.execute("SELECT name, value FROM marks"))
             self._seq: int = marks["seq"]
-            # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
-            # only ever grows: a clock set forward and back again does not freeze anything (R64).
-            self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
-            self._started_steady = clock.steady()
+            # "Now" starts at the wall clock, or at the last process's time if that is later, and from there only grows:
+            # a clock that is set forward and back again freezes nothing (R64).
+            self.clock = StoreClock(max(int(clock.now() * 1_000_000), marks["clock"]), clock.steady())
             if first is not None:
                 with transaction(connection):
                     first(connection, self.now())
-            # Another program's lock is waited for between turns of the loop, never inside one.
+            # Waiting for another program's lock happens between turns of the loop, never inside one.
             connection.execute("PRAGMA busy_timeout = 0")
             self._reserve.make()
         except BaseException:
@@ -208,46 +229,61 @@ class Writer:
 
     def now(self) -> Micros:
         """Return the store's own time: it never runs backward."""
-        return self._started_at + int((clock.steady() - self._started_steady) * 1_000_000)
+        return self.clock.now()
 
     # -- joining -------------------------------------------------------------------------------
 
     def record(self, intake: Intake) -> Pending:
-        """Join the next group. Raises at once when too much waits, or nothing can be written."""
-        self._check()
-        self.check_space()
+        """Join the next group. Raises at once when too many wait, or nothing can be written."""
+        if self.broken is not None or self._closing or self._is_full:
+            self._check()
+            self.check_space()
         if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             raise Overloaded
-        pending = Pending(intake, self._loop.create_future())
+        pending = Pending(intake, self._loop)
+        self.take(pending)
+        return pending
+
+    def take(self, pending: Pending) -> None:
+        """Have an intake join the next group that waited elsewhere before."""
         self._waiting.append(pending)
         self._waiting_bytes += pending.size
         if not self._busy:
             self._plan_turn()
-        return pending
 
     async def call(self, function: Function[T], *, wakes: bool = False, is_followed: bool = False) -> T:
         """Run a function inside the next group's transaction, and wait for its commit.
 
-        `wakes`: it may make something due. `is_followed`: whoever is answered is likely to call again at once.
+        `wakes`: it may make something due. `is_followed`: the caller is likely to call again at once.
         """
         result: T = await self._join(function, wakes=wakes, is_followed=is_followed)
         return result
 
     async def empty_log(self) -> bool:
-        """Fold the log into the database after the next commit and cut it off; False where a reader still needs it."""
+        """Checkpoint the log into the database after the next commit and truncate it; False where a reader still needs
+        it."""
         is_empty: bool = await self._join(_nothing, empties_log=True)
         return is_empty
 
+    async def lend(self) -> Loan:
+        """Lend the write lock as soon as it is free; returns when it is granted."""
+        self._check()
+        loan = Loan(self._loop.create_future())
+        self._loans.append(loan)
+        if not self._busy:
+            self._plan_turn()
+        return await loan.future
+
     async def _join(self, function: Function[Any], **marks: bool) -> Any:
         self._check()
-        call = _Call(function, self._loop.create_future(), **marks)
+        call = Call(function, self._loop.create_future(), **marks)
         self._calls.append(call)
         if not self._busy:
             self._plan_turn()
         return await call.future
 
     def check_space(self) -> None:
-        """Raise StoreUnavailable while nothing new is taken in: what makes room may still be written."""
+        """Raise StoreUnavailable while nothing new is accepted: what frees space may still be written."""
         if self._is_full:
             raise StoreUnavailable(DISK_FULL)
 
@@ -258,24 +294,32 @@ class Writer:
     # -- a turn: insert on the loop, commit on the thread ----------------------------------------
 
     def _plan_turn(self) -> None:
-        # Not at once: whatever the loop has ready now belongs to the same group.
+        # Not at once: everything that is ready in this turn of the loop joins the same group.
         self._busy = True
         self._rest.clear()
         self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        if self._loans and not self._has_lent:
+            self._has_lent = self._is_seq_unsure = True
+            self._commits.put(self._loans.popleft())
+            return
+        self._has_lent = False
         intakes, calls = self._take()
         if not intakes and not calls:
+            if self._loans:
+                self._turn()
+                return
             self._busy = False
             self._rest.set()
             return
         try:
             self._commits.put(self._insert(intakes, calls))
-        except Exception as error:  # whatever it is, the next group must have its turn
+        except Exception as error:  # whatever fails, the next group must be written
             self._roll_back()
             self._recover(intakes, calls, error)
 
-    def _take(self) -> tuple[list[Pending], list[_Call]]:
+    def _take(self) -> tuple[list[Pending], list[Call]]:
         if self._halves:
             return self._halves.popleft(), []
         intakes: list[Pending] = []
@@ -287,9 +331,11 @@ class Writer:
         calls, self._calls = self._calls, []
         return intakes, calls
 
-    def _insert(self, intakes: Sequence[Pending], calls: Sequence[_Call]) -> _Work:
-        work = _Work(intakes, calls, self.now(), self._seq)
+    def _insert(self, intakes: Sequence[Pending], calls: Sequence[Call]) -> _Work:
         self._connection.execute("BEGIN IMMEDIATE")
+        if self._is_seq_unsure:
+            (self._seq,) = self._connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()
+        work = _Work(intakes, calls, self.now(), self._seq)
         batch = [pending.intake for pending in intakes]
         if batch:
             work.reserved = self._reserve_places(batch)
@@ -315,8 +361,8 @@ class Writer:
         if work.seq != self._seq:
             self._connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (work.seq,))
 
-    def _recover(self, intakes: list[Pending], calls: Sequence[_Call], error: Exception) -> None:
-        """Try again what was not written, without the one that is to blame."""
+    def _recover(self, intakes: list[Pending], calls: Sequence[Call], error: Exception) -> None:
+        """Write a failed group again, without the item that is to blame."""
         if is_blocked(error) and not self._has_waited_long():
             self._waiting.extendleft(reversed(intakes))
             self._waiting_bytes += sum(pending.size for pending in intakes)
@@ -336,13 +382,16 @@ class Writer:
         return clock.steady() - self._blocked_since > self._timeouts.write_lock
 
     def _commit_until_closed(self) -> None:
-        """Run the calls of each group and commit it, one after the other, on the writer's thread."""
+        """Run the calls of each group and commit it, one by one, on the writer's thread."""
         while (work := self._commits.get()) is not None:
             error: Exception | None = None
+            if isinstance(work, Loan):
+                self._lend(work)
+                continue
             try:
                 for call in work.calls:
-                    _run(call, self._connection, work.now)
-                if work.calls:  # a replay draws numbers too
+                    run_call(call, self._connection, work.now)
+                if work.calls:  # a replay uses sequence numbers, too
                     work.seq = self._connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()[0]
                 _pass("before", work)
                 self._connection.execute("COMMIT")
@@ -352,11 +401,28 @@ class Writer:
                         call.result = empty_log(self._connection)
                 if self._is_full:
                     self._is_full = not self._has_space()
-            except Exception as failure:  # whatever it is, this thread must live on
+            except Exception as failure:  # whatever fails, this thread must go on
                 error = failure
                 self._roll_back()
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._end_group, work, error)
+
+    def _lend(self, loan: Loan) -> None:
+        """Grant a loan and wait, on the writer's thread, until it is back or has lasted long enough.
+
+        A borrower that is late does no harm: what it holds is SQLite's own lock, or it finds that its mark has changed.
+        """
+        failure: Exception | None = None
+        try:
+            (loan.mark,) = self._connection.execute("SELECT value FROM marks WHERE name = 'clock'").fetchone()
+            loan.now = self.now()
+        except sqlite3.Error as error:
+            failure = StoreUnavailable(f"The store could not be read: {error}")
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_grant, loan, failure)
+            if failure is None:
+                loan.over.wait(self._timeouts.loan)
+            self._loop.call_soon_threadsafe(self._go_on)
 
     def _end_group(self, work: _Work, error: Exception | None) -> None:
         self._blocked_since = None
@@ -367,8 +433,9 @@ class Writer:
             self._go_on()
             return
         self._seq = work.seq
-        self._observer().note_commit("commit", clock.perf() - work.started)
-        # The next group first: while the disk works on it, the loop answers this one. But a subject that goes on would
+        self._is_seq_unsure = False
+        self._observer.note_commit("commit", clock.perf() - work.started)
+        # The next group first: while the disk writes it, the loop answers this one. But a subject that goes on would
         # miss that group each time, and wait for two commits.
         if any(call.is_followed for call in work.calls):
             self._await_call(TURNS)
@@ -380,10 +447,10 @@ class Writer:
         if work.reserved is not None:
             self._begin(work.reserved, work.leased, work.now)
         if work.wakes or work.made_due:
-            self._observer().wake(None if work.wakes else work.made_due)
+            self._observer.wake(None if work.wakes else work.made_due)
 
     def _await_call(self, turns: int) -> None:
-        """Begin the next group when somebody calls, but after so many turns of the loop at the latest."""
+        """Begin the next group when a call waits, or after a number of turns of the loop, whichever comes first."""
         if turns and not self._calls:
             self._loop.call_soon(self._await_call, turns - 1)
         else:
@@ -393,7 +460,7 @@ class Writer:
         if self.broken is None:
             self._plan_turn()
 
-    def _fail(self, intakes: Sequence[Pending], calls: Sequence[_Call], error: Exception) -> None:
+    def _fail(self, intakes: Sequence[Pending], calls: Sequence[Call], error: Exception) -> None:
         log.error("store.failed", extra={"fields": {"error": str(error), "group": len(intakes)}})
         failure = StoreUnavailable(f"The store could not write: {error}")
         failure.__cause__ = error
@@ -410,7 +477,7 @@ class Writer:
     # -- a full disk -----------------------------------------------------------------------------
 
     def _run_dry(self) -> None:
-        """Give up the reserve, for what makes room; unless there is space after all."""
+        """Give the reserve up, for what frees space; unless there is space after all."""
         self._reserve.give_up()
         if self._reserve.make() or self._is_full:
             return
@@ -420,17 +487,17 @@ class Writer:
         self._loop.call_later(self._timeouts.full_disk, self._look_for_space)
 
     def _look_for_space(self) -> None:
-        """Commit something small: that shows whether there is space again."""
+        """Commit something small, to see whether there is space again."""
         if not self._is_full or self._closing:
             return
         if self.broken is None:
-            self._calls.append(_Call(_nothing, self._loop.create_future()))
+            self._calls.append(Call(_nothing, self._loop.create_future()))
             if not self._busy:
                 self._plan_turn()
         self._loop.call_later(self._timeouts.full_disk, self._look_for_space)
 
     def _has_space(self) -> bool:
-        """Tell whether the reserve could be made again, or pruning has left as much room inside the file."""
+        """Tell whether the reserve can be created again, or pruning has freed as much inside the file."""
         (pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         (page_size,) = self._connection.execute("PRAGMA page_size").fetchone()
         return self._reserve.make() or pages * page_size >= SIZE
@@ -445,8 +512,8 @@ class Writer:
             log.error("store.rollback_failed", extra={"fields": {"error": str(error)}})
 
     def _break(self, why: str) -> None:
-        """Stop writing. A failed fsync may have lost pages that the cache still shows as clean: never go on with this
-        connection, but reopen it and look at what is really on the disk (R59)."""
+        """Stop writing. A failed fsync may have lost pages that the cache still shows as clean: do not continue with
+        this connection, but reopen it and read what is really on the disk (R59)."""
         self.broken, self._busy = why, False
         self._rest.set()
         refuse(self._drop_waiting(), StoreUnavailable(why))
@@ -454,6 +521,9 @@ class Writer:
             call.error = StoreUnavailable(why)
             _resolve(call)
         self._calls.clear()
+        for loan in self._loans:
+            _grant(loan, StoreUnavailable(why))
+        self._loans.clear()
         self._loop.create_task(self._mend())
 
     def _drop_waiting(self) -> list[Pending]:
@@ -482,18 +552,18 @@ class Writer:
 
 
 def _nothing(connection: sqlite3.Connection, now: Micros) -> None:
-    """Write nothing, in a commit all the same."""
+    """Write nothing, but commit."""
 
 
 def _pass(when: str, work: _Work) -> None:
-    """Pass named points for tests: every commit, and those that hold arrivals."""
+    """Pass named points for tests: every commit, and those with arrivals."""
     faults.point(f"{when}_commit")
     if work.intakes:
         faults.point(f"{when}_intake")
 
 
-def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> None:
-    """Run one function of the group, in a savepoint: when it fails it undoes only itself."""
+def run_call(call: Call, connection: sqlite3.Connection, now: Micros) -> None:
+    """Run one function of the group in a savepoint, so that a failure undoes only itself."""
     connection.execute("SAVEPOINT call")
     try:
         call.result = call.function(connection, now)
@@ -508,11 +578,20 @@ def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> None:
     connection.execute("RELEASE call")
 
 
-def _resolve(call: _Call) -> None:
+def _grant(loan: Loan, failure: Exception | None) -> None:
+    if loan.future.done():  # whoever asked has gone
+        loan.over.set()
+    elif failure is not None:
+        loan.future.set_exception(failure)
+    else:
+        loan.future.set_result(loan)
+
+
+def _resolve(call: Call) -> None:
     if call.future.done():
         return
     if call.error is None:
         call.future.set_result(call.result)
     else:
         call.future.set_exception(call.error)
-        call.future.exception()  # seen: whoever asked may have gone
+        call.future.exception()  # marks the exception as seen: the caller may have gone
