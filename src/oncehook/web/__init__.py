@@ -1,1 +1,1 @@
-"""The HTTP faces: the way in (`ingest`), health and metrics (`health`), and the server that carries them (`server`)."""
+"""HTTP: receiving (`hooks`, `connection`, `asgi`), health and metrics (`health`), API, dashboard, and the server."""

@@ -1,4 +1,4 @@
-"""Arrivals where an application mounts the inbox, and the dashboard behind a proxy's path: both as ASGI."""
+"""ASGI: arrivals of an inbox that is mounted in an application, and the dashboard behind a proxy's path."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HookApp:
         try:
             hook.check_head()
             if not await _read(hook, receive):
-                return  # the sender went away in the middle: nothing was acknowledged, nothing is kept
+                return  # the sender went away before the end: nothing was acknowledged, nothing is stored
         except (Rejected, Overloaded) as error:
             await _send(send, hook.refuse(error), closes=hook.closes(error))
             return
@@ -57,14 +57,14 @@ class HookApp:
 
 
 async def _read(hook: HookRequest, receive: Receive) -> bool:
-    """Read the whole body; return False where the sender broke off. Raises TooLarge and Overloaded."""
+    """Read the whole body; return False where the sender aborted. Raises TooLarge and Overloaded."""
     try:
         async with asyncio.timeout(None) as timeout:
             while (message := await receive())["type"] == "http.request":
                 hook.feed(message.get("body", b""))
                 if not message.get("more_body", False):
                     return True
-                # Another body may be what is too much: then this one is refused while it waits for its next piece.
+                # Another body may use up the budget: then this one is refused while it waits for its next piece.
                 hook.count(lambda: timeout.reschedule(0))
                 if hook.is_refused:
                     raise Overloaded
@@ -80,7 +80,7 @@ async def _send(send: Send, reply: Reply, *, closes: bool = False) -> None:
 
 
 class Mount:
-    """The way in as a part of somebody else's application; answers 503 until the inbox is started (its lifespan)."""
+    """The receiver as part of another application; answers 503 until the inbox is started (its lifespan)."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -98,10 +98,10 @@ _PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 
 
 class Prefixed:
-    """An ASGI application that a proxy serves below a path of its own, which it names in `X-Forwarded-Prefix`.
+    """An ASGI application behind a proxy that serves it below a path, named in `X-Forwarded-Prefix`.
 
-    The proxy takes the prefix off before it hands a request on; here it is put back as ASGI's `root_path`, from which
-    pages make their links and cookies their path. Only a configured proxy is believed (S16).
+    The proxy removes the prefix from requests; here it becomes ASGI's `root_path`, which links and cookies use. Only a
+    configured proxy is trusted (S16).
     """
 
     def __init__(self, app: App, trusted: Sequence[Network]) -> None:
@@ -120,10 +120,26 @@ class Prefixed:
         return prefix if _PREFIX.fullmatch(prefix) and is_within(direct_peer(scope), self._trusted) else ""
 
 
+class OnDemand:
+    """An ASGI application that its first request builds, in a thread: its imports hold up no start and no arrival."""
+
+    def __init__(self, build: Callable[[], App]) -> None:
+        self._build = build
+        self._building = asyncio.Lock()
+        self._app: App | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            async with self._building:
+                if self._app is None:
+                    self._app = await asyncio.to_thread(self._build)
+        await self._app(scope, receive, send)
+
+
 async def call_app(app: App, scope: Scope, body: bytes) -> Reply:
     """Make one request to an ASGI application in this process, and return its whole answer.
 
-    The scope must say ASGI 2.4: with an older one Starlette cuts a streamed answer at the `http.disconnect`.
+    The scope must be ASGI 2.4: with an older one Starlette ends a streamed answer at `http.disconnect`.
     """
     coming: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
     status, parts = 500, list[bytes]()

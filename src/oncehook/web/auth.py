@@ -1,6 +1,6 @@
-"""Access to the API: bearer tokens, three roles, and one count of wrong tokens and passwords for all ways in.
+"""Access to the API: bearer tokens, three roles, and one throttle for wrong tokens and passwords everywhere.
 
-The API shows every request to `Access.identify` and gets an `Identity` or None. Tokens are kept as hashes only and
+The API passes every request to `Access.identify` and gets an `Identity` or None. Only hashes of tokens are kept, and
 compared in constant time; a cookie is no credential here (S29). A host application may decide instead, with a function
 of its own (`Authorize`).
 """
@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from ipaddress import ip_address
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
-
-from starlette.requests import Request
 
 from oncehook import clock
 from oncehook.admin import Admin
@@ -34,13 +32,16 @@ from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.verify import same
 from oncehook.web.peers import PeerOf, direct_peer, network_of
 
+if TYPE_CHECKING:  # what `serve` needs before its first page
+    from starlette.requests import Request
+
 MOST_NETWORKS: Final = 1000
-"""Whose wrong tokens are remembered."""
+"""Networks whose wrong tokens are remembered."""
 TRIES: Final = 5
-"""Wrong tokens from one network before it has to wait."""
+"""Wrong tokens from one network before it must wait."""
 LONGEST_WAIT: Final = 60.0
 ALL_TRIES: Final = 200
-"""Wrong tokens from everywhere within a minute: beyond, nobody gets in with one that could be guessed."""
+"""Wrong tokens from everywhere within a minute; beyond that, no guessable token is accepted."""
 
 
 class TooManyTries(Refused):
@@ -55,7 +56,7 @@ class TooManyTries(Refused):
 
 
 class Throttle:
-    """A count of wrong tokens: each beyond the first few doubles the wait of its network."""
+    """A throttle for wrong tokens: each one beyond the first few doubles the wait of its network."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -63,7 +64,7 @@ class Throttle:
         self._in_minute = 0
 
     def check(self, network: str) -> None:
-        """Raise TooManyTries while this network, or everybody, has to wait."""
+        """Raise TooManyTries while this network, or everybody, must wait."""
         now = clock.steady()
         tries, last = self._wrong.get(network, (0, now))
         wait = 0.0 if tries < TRIES else min(2.0 ** (tries - TRIES + 1), LONGEST_WAIT) - (now - last)
@@ -93,7 +94,7 @@ def hash_of(text: str) -> bytes:
 
 
 def prove(name: str, voucher: bytes) -> bytes:
-    """Return a proof that a session was begun with this voucher: can be checked with the session's name only."""
+    """Return a proof that a session was begun with this voucher; it can be checked only with the session's name."""
     return hmac.digest(name.encode("utf-8", "surrogateescape"), voucher, "sha256")
 
 
@@ -104,7 +105,7 @@ LONGEST_NAME: Final = 200
 
 
 class Role(IntEnum):
-    """A name of `model.RoleName` with its rank: each may do what those before it may."""
+    """A role of `model.RoleName` with its rank: each may do what lower ones may."""
 
     viewer = 1
     operator = 2
@@ -114,7 +115,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody who asks: the name that goes into the audit log, the role, and what it may see."""
+    """The person or program that asks: its name in the audit log, its role, and what it may see."""
 
     name: str
     role: Role
@@ -123,9 +124,9 @@ class Identity:
     payloads: bool = True
     """Whether it sees bodies, header values, previews and answers."""
     expires: datetime | None = None
-    """The moment from which on its token is none any more."""
+    """The end of its token's validity."""
     is_token: bool = False
-    """Whether it is named in the settings, so that its last use is written down."""
+    """Whether the settings name it, so that its last use is stored."""
 
     def admin(self, admin: Admin) -> Admin:
         return admin.seen_by(self.name, self.sources, payloads=self.payloads)
@@ -137,18 +138,18 @@ class Identity:
 
 Authorized = RoleName | tuple[str, RoleName] | Person | None
 """A host application's decision: the person's name and role, a role alone, a `Person`, or None for nobody."""
-Authorize = Callable[[Request], Authorized | Awaitable[Authorized]]
+Authorize = Callable[["Request"], Authorized | Awaitable[Authorized]]
 """A host application's function that decides, given each request."""
 R = TypeVar("R")
 AuthorizeBlocking = Callable[[R], Authorized]
-"""The same for a framework without an event loop, given its own kind of request."""
+"""The same decision for a framework without an event loop, with its own kind of request."""
 
 UNNAMED: Final = "host"
-"""The actor in the audit log where the host application says a role and no name."""
+"""The actor in the audit log where the host application gives a role without a name."""
 
 
 async def authorize_request(authorize: Authorize, request: Request) -> Identity | None:
-    """Ask the host application who makes this request. A decision that cannot be read lets nobody in."""
+    """Ask the host application who makes this request. An unreadable decision admits nobody."""
     answer: Any = authorize(request)
     if inspect.isawaitable(answer):
         answer = await answer
@@ -173,8 +174,7 @@ async def _ignore_use(name: str) -> None:
 
 
 class OnRefused(Protocol):
-    """A function that is called for each refusal: by which way it came (`token`, `password`, `oidc`), from which
-    network, and why it was refused."""
+    """A function called for each refusal: with the way (`token`, `password`, `oidc`), the network, and the reason."""
 
     def __call__(self, way: str, network: str, reason: str) -> None: ...
 
@@ -194,7 +194,7 @@ _LOCAL: Final = _Holder(b"", Identity("local", Role.admin), is_unguessable=True)
 
 
 class Access:
-    """The tokens, and who holds them."""
+    """The tokens and their holders."""
 
     def __init__(
         self,
@@ -207,9 +207,9 @@ class Access:
         on_refused: OnRefused = _ignore_refusal,
         note_use: Callable[[str], Awaitable[None]] = _ignore_use,
     ) -> None:
-        """Read every token once. Raises ConfigError for one that is missing, empty, or given to two holders.
+        """Read every token once. Raises ConfigError for one that is missing, empty, or has two holders.
 
-        `note_use` is given the name of a token that is used, once a minute.
+        `note_use` is called with the name of a token in use, once a minute.
         """
         self.throttle = Throttle()
         self._note_use = note_use
@@ -236,7 +236,7 @@ class Access:
 
     @property
     def tokens_digest(self) -> bytes:
-        """Return what changes with any of the tokens: sessions begun without one are bound to it."""
+        """Return a digest of all tokens: sessions that were begun without a token end when it changes."""
         return hash_token(b"".join(sorted(holder.digest for holder in self._holders)))
 
     @property
@@ -248,18 +248,17 @@ class Access:
         return [holder.identity for holder in self._holders]
 
     def identify(self, headers: Headers, peer: str) -> Identity | None:
-        """Return who holds the bearer token of this request. Raises TooManyTries, and TokenExpired for a token that was
-        right once.
-        """
+        """Return the holder of this request's bearer token. Raises TooManyTries, and TokenExpired for one that has
+        expired."""
         presented = _bearer(headers)
         return None if presented is None else self.find_holder(presented, headers, peer, "token")
 
     def find_holder(self, token: bytes, headers: Headers, peer: str, way: str) -> Identity | None:
-        """Return who holds a token that came by this `way`, or None. Raises TooManyTries.
+        """Return the holder of a token that came by this `way`, or None. Raises TooManyTries.
 
-        All tokens are compared, so that time tells nothing (S3). While a network has to wait, a right token is refused
-        like a wrong one; otherwise waiting would hinder nobody from guessing. One that nobody could guess passes, so
-        that others who share an address with its holder cannot keep him out.
+        All tokens are compared, so that timing reveals nothing (S3). While a network must wait, a right token is
+        refused like a wrong one; otherwise guessing could go on. A token that nobody could guess passes, so that others
+        behind the same address cannot lock its holder out.
         """
         digest = hash_token(token)
         found: _Holder | None = None
@@ -270,7 +269,7 @@ class Access:
             found = _LOCAL
         if found is None or not found.is_unguessable:
             if not self._holders and self._local is None:
-                return None  # there is nothing to guess
+                return None  # nothing to guess
             network = network_of(peer)
             self.check_tries(network, way)
             if found is None:
@@ -282,7 +281,7 @@ class Access:
         return found.identity
 
     def check_tries(self, network: str, way: str) -> None:
-        """Raise TooManyTries while this network has to wait, and report that it came."""
+        """Raise TooManyTries while this network must wait, and report the try."""
         try:
             self.throttle.check(network)
         except TooManyTries:
@@ -290,12 +289,12 @@ class Access:
             raise
 
     def note_wrong(self, network: str, way: str) -> None:
-        """Count and report a wrong token or password, or a sign-in that proves nothing."""
+        """Count and report a wrong token or password, or a failed sign-in."""
         self.throttle.wrong(network)
         self._on_refused(way, network, "wrong")
 
     async def note_use(self, identity: Identity) -> None:
-        """Have it written down that a token is used, once a minute for each. A store that is away keeps nobody out."""
+        """Store that a token is used, once a minute for each. A store that is unavailable locks nobody out."""
         now, last = clock.steady(), self._used.get(identity.name)
         if not identity.is_token or (last is not None and now - last < TOKEN_USE_SECONDS):
             return
@@ -306,8 +305,8 @@ class Access:
             self._used.pop(identity.name, None)
 
     def find_session_holder(self, session: str, proof: bytes) -> Identity | None:
-        """Return whose token a session was begun with, while there is such a token; the local admin for one begun by
-        a link, while all tokens are as they were."""
+        """Return the holder of the token that a session was begun with, while that token exists; for a session begun by
+        a link, the local admin, while all tokens stay the same."""
         found: Identity | None = None
         for holder in self._holders:
             if same(prove(session, holder.digest), proof):
@@ -321,7 +320,7 @@ class Access:
         return is_local(request.scope["headers"], self._peer_of(request.scope))
 
     async def of(self, request: Request) -> Identity | None:
-        """Return who asks: the holder of the token, or whom the host application lets in."""
+        """Return who asks: the token's holder, or whom the host application admits."""
         found = self.identify(request.scope["headers"], self._peer_of(request.scope))
         if found is not None:
             await self.note_use(found)
@@ -329,14 +328,14 @@ class Access:
             return found
         found = await authorize_request(self._authorize, request)
         if found is not None and request.method not in ("GET", "HEAD") and not is_same_origin(request):
-            # The host may go by a cookie, which a browser also sends for another site's page.
+            # The host may use a cookie, which browsers also send with requests from other sites.
             raise Forbidden("This change comes from another site.")
         return found
 
 
 def _bearer(headers: Headers) -> bytes | None:
     values = [value for name, value in headers if name == b"authorization"]
-    if len(values) != 1:  # two of them: a proxy may have looked at the other one
+    if len(values) != 1:  # two Authorization headers: a proxy may have checked the other one
         return None
     scheme, _, token = values[0].partition(b" ")
     token = token.strip()
@@ -348,11 +347,12 @@ def hash_token(token: bytes) -> bytes:
 
 
 def is_local(headers: Headers, peer: str) -> bool:
-    """Tell whether a request comes straight from this machine and was meant for it.
+    """Tell whether a request comes directly from this machine and is addressed to it.
 
-    Not through a tunnel or a proxy that ends here, nor from a browser that took another host's name for ours.
+    False for a request through a tunnel or proxy on this machine, and for a browser that was given another host's name
+    for our address (DNS rebinding).
     """
-    # A program that hands over an arrival has no peer. Here an unknown peer is not local.
+    # An arrival that a program passes in has no peer; here an unknown peer is not local.
     return bool(peer) and is_direct(Arrival("", headers, b"", peer=peer)) and _is_own_host(headers)
 
 
@@ -369,7 +369,7 @@ def _is_own_host(headers: Headers) -> bool:
 
 
 def is_same_origin(request: Request) -> bool:
-    """Tell whether a browser made this request for our own page, or no browser made it at all (S29)."""
+    """Tell whether a browser made this request from our own page, or the client is no browser (S29)."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
@@ -378,9 +378,9 @@ def is_same_origin(request: Request) -> bool:
 
 
 def is_refused_act(request: Request, error: Refused) -> bool:
-    """Tell whether a refusal goes into the audit log: what somebody may not see or do, and acts that failed.
+    """Tell whether a refusal is audited: forbidden views and acts, and acts that failed.
 
-    What cannot be read, or comes too often, is no act.
+    Unreadable and throttled requests are no acts.
     """
     if isinstance(error, Forbidden):
         return True

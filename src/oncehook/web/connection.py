@@ -1,26 +1,27 @@
 """One HTTP/1.1 connection: parsed by httptools, held to deadlines and caps, answered by `hooks` or an ASGI application.
 
 A request's head must be complete within 10 seconds and 64 KB, its body within 30 seconds (S14), and an answer must be
-taken within as long; one address, or one IPv6 /64, holds a bounded share of the connections, and when all places are
-taken the longest idle one goes. Deadlines are looked at once a second for all connections, so a request pays for none
-of them. Framing that two readers could understand in two ways is refused (S15): by the parser, and here where the
-parser is lenient.
+read within as long. One address, or one IPv6 /64, gets a bounded share of the connections, and when all are in use the
+longest idle one is closed. Deadlines are checked once a second for all connections, so a request pays for none of them.
+Framing that two programs could read differently is refused (S15): by the parser, and here where the parser is lenient.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import re
 import resource
 import socket
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import httptools
@@ -31,6 +32,7 @@ from oncehook.logs import ration
 from oncehook.model import Headers
 from oncehook.sources import Network, Reply
 from oncehook.web.asgi import App, Message
+from oncehook.web.counts import NetworkCount
 from oncehook.web.hooks import HookRequest, Hooks
 from oncehook.web.peers import UNKNOWN, Scope, is_shared_address, network_of, plain
 
@@ -50,12 +52,14 @@ class ConnectionLimits:
     per_address: int = 512
 
 
+DRAIN_SECONDS: Final = 25.0
+BACKLOG: Final = 2048
 OTHER_FILES: Final = 256
 """Open files that are not connections: the store's, and room to spare."""
 
 
 def limit_connections(connections: int) -> int:
-    """Return how many of so many connections this process may hold open; raise its limit of open files if allowed."""
+    """Return how many connections this process may hold open; raise its limit of open files if allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -65,8 +69,18 @@ def limit_connections(connections: int) -> int:
     return max(allowed - OTHER_FILES, 1)
 
 
+class HandOver(Protocol):
+    """Other processes of this server, which answer some of the requests."""
+
+    def answers(self, *, is_hook: bool) -> bool:
+        """Tell whether a request below the prefix of `hooks`, or another one, is for them."""
+
+    def take(self, descriptor: int, data: bytes) -> bool:
+        """Take a connection, with the request that was read off it. False: too many are on their way."""
+
+
 class Connections:
-    """All connections of one listener, what answers them, and the tasks that do."""
+    """All connections of one listener, what answers them, and their tasks."""
 
     def __init__(
         self,
@@ -74,14 +88,21 @@ class Connections:
         hooks: Hooks | None = None,
         limits: ConnectionLimits | None = None,
         trusted: Sequence[Network] = (),
+        count: NetworkCount | None = None,
+        others: HandOver | None = None,
     ) -> None:
+        self.accept = partial(InboundConnection, self)
+        """Makes the protocol of one connection."""
         self.app = app
         self.hooks = hooks
         """Answers what comes below its prefix, without ASGI."""
         self.limits = limits or ConnectionLimits()
         self._trusted = trusted
+        self._count = count or NetworkCount()
+        self.others = others
         self.open: set[InboundConnection] = set()
-        self._by_network: Counter[str] = Counter()
+        self.drain_until: float | None = None
+        """When what is under way must have ended, by the loop's clock; None while nothing stops."""
         self.resting: dict[InboundConnection, None] = {}
         """Connections that wait for the whole head of a request, by when they began to."""
         self.refused: Counter[int] = Counter()
@@ -89,17 +110,17 @@ class Connections:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def admit(self, connection: InboundConnection) -> bool:
-        """Count a connection in; False when it is one too many.
+        """Count a connection in; return False when it is one too many.
 
-        When all places are taken, the one that has waited longest for a request goes instead. Bytes of a head do not
-        make it wait any shorter: otherwise a few of them now and then would keep every place.
+        When all are in use, the one that has waited longest for a request is closed instead. Bytes of a head do not
+        shorten that wait: otherwise a few of them now and then would keep every connection.
         """
         self.open.add(connection)
-        self._by_network[connection.network] += 1
-        many = self._by_network[connection.network] > self.limits.per_address
+        self._count.add(connection.network, 1)
+        many = self._count.of(connection.network) > self.limits.per_address
         if many and not self.may_hold_many(connection.address):
-            return False  # before room is made: one network must not put out all others
-        if len(self.open) > self.limits.connections and not self._make_room():
+            return False  # checked first, so that one network cannot displace all others
+        if self._count.total > self.limits.connections and not self._make_room():
             return False
         self.resting[connection] = None
         return True
@@ -119,12 +140,19 @@ class Connections:
         if connection in self.open:
             self.open.discard(connection)
             self.resting.pop(connection, None)
-            self._by_network[connection.network] -= 1
-            if not self._by_network[connection.network]:
-                del self._by_network[connection.network]
+            self._count.add(connection.network, -1)
+
+    async def adopt(self, descriptor: int, data: bytes) -> None:
+        """Go on with a connection of another process, from the request that it read off it."""
+        taken = socket.socket(fileno=descriptor)
+        try:
+            taken.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(partial(self.accept, data), taken)
+        except OSError:  # its sender is gone
+            taken.close()
 
     def run(self, answer: Coroutine[Any, Any, None]) -> None:
-        """Run what answers a request; a server that stops waits for it."""
+        """Run the task that answers a request; a stopping server waits for it."""
         task = asyncio.get_running_loop().create_task(answer)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -138,16 +166,41 @@ class Connections:
                 connection.refuse(408)
             for connection in [c for c in self.open if c.is_idle(now)]:
                 connection.transport.close()
-            if self.refused:  # one line for all: a flood of connections is no flood of lines
+            if self.hooks is not None:
+                self.hooks.enforce_budget()
+            if self.refused:  # one record for all, so that a flood of connections does not flood the log
                 log.warning("connections.refused", extra={"fields": {"statuses": dict(self.refused)}})
                 self.refused.clear()
 
-    async def drain(self, seconds: float, is_urgent: Callable[[], bool]) -> None:
-        """Close idle connections, answer what is under way on the others, and cancel what takes longer than this."""
+    def shut_down(self) -> None:
+        """Close idle connections, and the others behind the answers to what is under way."""
+        if self.drain_until is None:
+            self.drain_until = asyncio.get_running_loop().time() + DRAIN_SECONDS
         for connection in list(self.open):
             connection.shut_down()
+
+    @contextlib.asynccontextmanager
+    async def serving(self, *listeners: socket.socket, is_urgent: Callable[[], bool]) -> AsyncIterator[None]:
+        """Answer connections of these sockets while the block runs; behind it, finish what is under way, unless it is
+        urgent."""
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(self.accept, sock=listener, backlog=BACKLOG) for listener in listeners]
+        watch = asyncio.create_task(self.watch())
         try:
-            async with asyncio.timeout(seconds):
+            yield
+        finally:
+            for server in servers:
+                server.close()
+            await self.drain(is_urgent)
+            watch.cancel()
+            for listener in listeners:
+                listener.close()
+
+    async def drain(self, is_urgent: Callable[[], bool]) -> None:
+        """Close idle connections, answer what is under way on the others, and cancel what takes too long."""
+        self.shut_down()
+        try:
+            async with asyncio.timeout_at(self.drain_until):
                 while (self.open or self._tasks) and not is_urgent():  # noqa: ASYNC110 - once in a server's life
                     await asyncio.sleep(0.02)
         except TimeoutError:
@@ -210,25 +263,25 @@ class Exchange:
         """Whether the sender waits for a word to continue."""
 
     def begin(self) -> None:
-        """Have it answered: all requests before it are."""
+        """Have it answered, because all requests before it are."""
         raise NotImplementedError
 
     def feed(self, piece: bytes) -> None:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Note that its body is whole."""
+        """Note that its body is complete."""
         raise NotImplementedError
 
     def pause(self) -> None:
-        """Note that all bytes that came are read, and some are missing."""
+        """Note that all received bytes are read, and some are missing."""
 
     def disconnect(self) -> None:
         """Note that its sender is gone."""
 
 
 class HookExchange(Exchange):
-    """A request to a source: its body is gathered here, and its answer written by the callback of its commit."""
+    """A request to a source: its body is gathered here, and its answer is written when its commit is done."""
 
     _waiting: list[bytes] | None = None
     """Pieces of the body that came while a request before it was answered."""
@@ -244,7 +297,7 @@ class HookExchange(Exchange):
         is_plain: bool,
         has_body: bool,
     ) -> None:
-        self._connection = connection  # not by `super`: every arrival pays for each call here
+        self._connection = connection  # without `super`, because every arrival pays for each call here
         self.keep_alive = keep_alive
         self._expects = expects
         self._hook = hook
@@ -271,7 +324,7 @@ class HookExchange(Exchange):
 
     def feed(self, piece: bytes) -> None:
         if self._is_refused:
-            return  # what is left of the body is read and dropped
+            return  # the rest of the body is read and dropped
         if not self._is_begun:
             self._waiting = self._waiting or []
             self._waiting.append(piece)
@@ -310,21 +363,21 @@ class HookExchange(Exchange):
             self._connection.server.run(self._complete(decided))
         else:
             self._begun = decided
-            decided.pending.future.add_done_callback(self._decide)
+            decided.pending.call_back(self._decide)
 
     async def _complete(self, begun: Begun) -> None:
         self.answer((await self._connection.hooks.receiver.complete(begun)).reply)
 
-    def _decide(self, _: object) -> None:
+    def _decide(self) -> None:
         self.answer(self._connection.hooks.receiver.finish(self._begun).reply)
 
     def _answer_soon(self, reply: Reply) -> None:
-        # Not while bytes are being read: a request behind this one in the same piece must find it unanswered. Otherwise
-        # one behind the last request of a connection would be taken, too.
+        # Not while bytes are being parsed: a request behind this one in the same piece must find it unanswered.
+        # Otherwise a request behind the last one of a connection would be accepted, too.
         self._connection.loop.call_soon(self.answer, reply)
 
     def answer(self, reply: Reply) -> None:
-        """Write the answer, once the sender takes answers."""
+        """Write the answer, once the sender reads answers."""
         connection = self._connection
         if connection.is_write_paused and not connection.transport.is_closing():
             connection.unsent = self, reply
@@ -461,9 +514,9 @@ class AppExchange(Exchange):
 class _RequestLines:
     """A count of the spaces in the first line of each request.
 
-    The parser takes any number of them, and does not say where in a piece of bytes a request begins: that is where the
-    one before it ends, by its head and its length. Every request pays for this, so most of it is done only where a head
-    is cut, or a request is behind another.
+    The parser accepts any number of them, and does not tell where in a piece of bytes a request begins: that is where
+    the one before ends, by its head and its length. Every request pays for this, so most of it is done only where a
+    head is cut, or a request follows another.
     """
 
     __slots__ = ("_at", "_data", "_head_is_here", "_in_line", "_known", "_names", "_spaces", "begun", "body", "ended")
@@ -488,7 +541,7 @@ class _RequestLines:
         self._spaces = 0
 
     def read(self, data: bytes) -> None:
-        """Take a piece, before the parser does."""
+        """Read a piece, before the parser does."""
         if self.begun:
             self._known = len(self._data)
             self._data += data
@@ -498,23 +551,27 @@ class _RequestLines:
         self.ended = self._head_is_here = False
 
     def begin_behind(self) -> None:
-        """Note that a request begins behind one that ended in the same piece."""
+        """Note that a request begins after one that ended in the same piece."""
         head_end = self._data.find(b"\r\n\r\n", self._at) + 4 if self._head_is_here else 0
         self._at, self._known = head_end + self.body, 0
         self.body, self.ended, self._head_is_here = 0, False, False
         if b"transfer-encoding" in self._names:
-            self._spaces, self._in_line = -1, False  # where chunks end is not known
+            self._spaces, self._in_line = -1, False  # the end of chunks is not known
 
     def end_head(self, names: Sequence[bytes]) -> int:
-        """Return how many spaces the line had; negative where that is unknown. `names` are those of the headers."""
+        """Return the number of spaces in the line; negative where it is unknown. `names` are those of the headers."""
         self._count()
         spaces = self._spaces
         self.begun, self._head_is_here, self._names = False, True, names
         self._in_line, self._spaces = True, 0
         return spaces
 
+    def rest(self) -> bytes:
+        """Return what came behind the head that has just ended."""
+        return self._data[self._data.find(b"\r\n\r\n", self._at) + 4 :]
+
     def forget(self) -> None:
-        """Let go of a piece that was parsed, but for what may be the beginning of the end of a head."""
+        """Drop a parsed piece, except for what may be the beginning of a head's end."""
         if self.begun:
             self._count()
             self._data = self._data[-3:]
@@ -538,12 +595,14 @@ _ODD: Final = frozenset({b"transfer-encoding", b"expect"})
 
 
 class InboundConnection(asyncio.Protocol):
-    """One connection: the parser's callbacks, the requests in their order, and what is held against its sender."""
+    """One connection: the parser's callbacks, its requests in order, and the limits on its sender."""
 
     transport: asyncio.Transport
 
-    def __init__(self, server: Connections) -> None:
+    def __init__(self, server: Connections, first: bytes = b"") -> None:
+        """`first` are bytes that another process has read off it."""
         self.server = server
+        self._first = first
         self.loop = asyncio.get_running_loop()
         self._parser = self._new_parser()
         self._client: tuple[str, int] | None = None
@@ -574,6 +633,8 @@ class InboundConnection(asyncio.Protocol):
         self._in_head = True
         self._overhead = 0
         """Bytes of this request that are not paid for by its body."""
+        self._leaving: bytes | None = None
+        """The request with which another process will go on here, once those before it are answered."""
 
     @property
     def hooks(self) -> Hooks:
@@ -582,7 +643,7 @@ class InboundConnection(asyncio.Protocol):
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
-        # What comes behind the last request of a connection is not an error: that one still gets its answer.
+        # Bytes after the last request of a connection are no error: that request still gets its answer.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
@@ -594,6 +655,12 @@ class InboundConnection(asyncio.Protocol):
         self._since = self.loop.time()
         if not self.server.admit(self):
             self.refuse(503)
+            return
+        if self._first:
+            self.data_received(self._first)
+            self._first = b""
+        if self.server.drain_until is not None:  # it was on its way when everything else was shut down
+            self.shut_down()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.release(self)
@@ -619,6 +686,9 @@ class InboundConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as offer:
             self._decline(data[offer.args[0] :])
         except httptools.HttpParserError:
+            if self._leaving is not None:
+                self._leave()
+                return
             self._refuse_malformed()
         self._lines.forget()
         if self._overhead > self.server.limits.head_bytes:
@@ -660,16 +730,16 @@ class InboundConnection(asyncio.Protocol):
         limit = self.server.limits.head_bytes
         if self._overhead > limit and self._head_size() > limit:
             self.refuse(431)
-            raise ValueError("long head")  # ends the parser; nobody sees it
+            raise ValueError("long head")  # stops the parser; nobody else sees it
         if len(self.pipeline) >= self.server.limits.pipelined:
-            raise ValueError("too many at once")  # those before it are answered, and the connection is closed
+            raise ValueError("too many at once")  # earlier requests are answered, then the connection is closed
         if self._offered is not None:
             self._headers[:], self._offered = self._offered, None
         exchange = self._new_exchange(self._version != "1.0" and parser.should_keep_alive())
         self._in_head = False
         self.server.resting.pop(self, None)
-        # Trailers come by the same callback. None of them may become a header after the fact: a proxy that
-        # vouches for headers has not looked at them (S15).
+        # Trailers use the same callback. None of them may become a header: a proxy that vouches for headers has not
+        # checked them (S15).
         self._headers = _NOWHERE
         before, self._reading = self._reading, exchange
         if before.is_complete:
@@ -680,26 +750,31 @@ class InboundConnection(asyncio.Protocol):
             self.pipeline.append(exchange)
 
     def _check_head(self) -> None:
-        """Refuse what the parser takes although others would read it in another way, or not at all (S15)."""
+        """Refuse a head that our parser accepts but other programs would read differently, or not at all (S15)."""
         names = [name for name, _ in self._headers]
         version = self._version = self._parser.get_http_version()
-        # HTTP/1.0 knows no Host, and health checks of proxies are written in it.
+        # HTTP/1.0 has no Host, and health checks of proxies use it.
         hosts = (1,) if version == "1.1" else (0, 1) if version == "1.0" else ()
         if self._lines.end_head(names) != 2 or names.count(b"host") not in hosts:
-            raise ValueError("bad head")  # ends the parser; nobody sees it
+            raise ValueError("bad head")  # stops the parser; nobody else sees it
 
     def _new_exchange(self, keep_alive: bool) -> Exchange:
-        """Read the target; what cannot be read raises, which ends the parser."""
+        """Read the target; raise where it cannot be read, which stops the parser."""
         method, headers, hooks = self._parser.get_method().decode("ascii"), self._headers, self.server.hooks
         raw, _, query = self._url.partition(b"?")
-        if raw[:1] == b"/" and raw.translate(None, b"/-_").isalnum() and b"#" not in query:  # no second meaning
+        # only one meaning is possible
+        if raw[:1] == b"/" and raw.translate(None, b"/-_").isalnum() and b"#" not in query:
             path = raw_path = raw.decode("ascii")
         else:
             parsed = httptools.parse_url(self._url)
             raw, query = parsed.path, parsed.query or b""
             raw_path = raw.decode("ascii")
             path = unquote(raw_path) if "%" in raw_path else raw_path
-        if hooks is not None and path.startswith(hooks.prefix):
+        is_hook = hooks is not None and path.startswith(hooks.prefix)
+        if self.server.others is not None and self.server.others.answers(is_hook=is_hook):
+            self._leaving = self._encode_head(headers) + self._lines.rest()
+            raise ValueError("for another process")  # ends the parser; nobody sees it
+        if hooks is not None and is_hook:
             hook = hooks.open(method, path, raw_path, query, headers, self._client)
             length = b"" if self._is_odd or self._length is None else self._length
             is_plain = length.isdigit() and len(length) < 10 and int(length) <= hooks.cap
@@ -735,27 +810,56 @@ class InboundConnection(asyncio.Protocol):
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
     def _decline(self, rest: bytes) -> None:
-        """Go on in plain HTTP, as the protocol allows: after an offer to upgrade the parser leaves the body unread."""
-        if self._offered is None:  # a tunnel, which nobody offers here
+        """Continue in plain HTTP, as the protocol allows: after an upgrade offer the parser leaves the body unread."""
+        if self._offered is None:  # a tunnel, which is not offered here
             self._refuse_malformed()
             return
-        version = self._parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, version)]
-        lines += [name + b": " + value for name, value in self._offered if name != b"upgrade"]
+        head = self._encode_head([header for header in self._offered if header[0] != b"upgrade"])
         self._parser = self._new_parser()
         self._overhead = 0
         self._lines = _RequestLines()
-        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
+        self.data_received(head + rest)
+
+    def _encode_head(self, headers: Headers) -> bytes:
+        version = self._parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, version)]
+        lines += [name + b": " + value for name, value in headers]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _leave(self) -> None:
+        """Have another process go on, once nothing is under way here and the sender has taken every answer."""
+        assert self.server.others is not None
+        assert self._leaving is not None
+        self._since, self._overhead = None, 0
+        self.pause_reading()
+        if not self._reading.is_complete or self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size():
+            self.transport.set_write_buffer_limits(0)  # tells when it is empty
+            return
+        self.server.release(self)
+        try:
+            descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        except OSError:  # too many files are open
+            self.refuse(503)
+            return
+        if self.server.others.take(descriptor, self._leaving):
+            self.transport.close()  # here only: the sender does not notice
+        else:
+            os.close(descriptor)
+            self.refuse(503)
 
     # -- answering -----------------------------------------------------------------------------
 
     def answer_next(self) -> None:
-        """Go on behind a request whose answer is complete: to the next one that waits, or to idling."""
+        """Continue after a complete answer: with the next waiting request, or idle."""
         if self.transport.is_closing():
             return
         if self._is_read_paused:
             self.resume_reading()
-        if self.pipeline:
+        if self._leaving is not None and not self.pipeline:
+            self._leave()
+        elif self.pipeline:
             self._answering = self.pipeline.popleft()
             self._answering.begin()
         else:
@@ -769,7 +873,7 @@ class InboundConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_read_paused:
+        if self._is_read_paused and self._leaving is None:
             self._is_read_paused = False
             self.transport.resume_reading()
 
@@ -786,6 +890,8 @@ class InboundConnection(asyncio.Protocol):
         if self.unsent is not None:
             (exchange, reply), self.unsent = self.unsent, None
             exchange.answer(reply)
+        elif self._leaving is not None:
+            self._leave()
 
     async def wait_until_writable(self) -> None:
         while self.is_write_paused:
@@ -794,7 +900,9 @@ class InboundConnection(asyncio.Protocol):
             await self._writable.wait()
 
     def shut_down(self) -> None:
-        """Close the connection: now, or behind the answer to what is under way."""
+        """Close the connection: now, or after the pending answers."""
+        if self._leaving is not None:
+            return  # its request is answered elsewhere
         if self._reading.is_complete:
             self.transport.close()
         else:
@@ -803,23 +911,23 @@ class InboundConnection(asyncio.Protocol):
     # -- refusing ------------------------------------------------------------------------------
 
     def is_late(self, now: float) -> bool:
-        """Tell whether the request being read has outrun its deadline, or its answer is not taken."""
+        """Tell whether the request being read, or the sender that does not read its answer, is over its deadline."""
         limits = self.server.limits
         if self._stuck_since is not None and now - self._stuck_since > limits.body_seconds:
             return True
         if self.pipeline and self._since is not None:
-            # The one before it is still being answered, and nothing is read meanwhile: its time has not begun.
+            # The request before is still being answered, and nothing is read meanwhile: this one's time has not begun.
             self._since = now
         return self._since is not None and now - self._since > (
             limits.head_seconds if self._in_head else limits.body_seconds
         )
 
     def is_idle(self, now: float) -> bool:
-        """Tell whether nothing has come for so long that its place is worth more."""
+        """Tell whether nothing has come for so long that the connection may be closed for another."""
         return self._idle_since is not None and now - self._idle_since > self.server.limits.idle_seconds
 
     def make_way(self) -> None:
-        if self.transport.get_write_buffer_size():  # nobody would look whether its end ever takes that
+        if self.transport.get_write_buffer_size():  # nobody would check whether its end ever comes
             self.transport.abort()
         elif self._since is None:
             self.transport.close()
@@ -830,18 +938,18 @@ class InboundConnection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if self._in_head and not self._reading.is_complete:
-            self._reading.keep_alive = False  # what came before is whole and gets its answer first
+            self._reading.keep_alive = False  # earlier requests are complete and get their answers first
             return
         self.refuse(400)
 
     def refuse(self, status: int) -> None:
-        """End this connection, with a bare answer where one would be read as the answer to this request."""
+        """End this connection, with a bare answer where the sender would read it as the answer to this request."""
         if self.transport.is_closing() and self._stuck_since is None:
             return
         self.server.refused[status] += 1
         if self._stuck_since is not None:
-            # Also when it is closing, for that waits until all is taken. With a reset: otherwise the system would go on
-            # offering what nobody takes.
+            # Also while it is closing, because that waits until everything is sent. With a reset: otherwise the system
+            # would keep offering what nobody reads.
             self.transport.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
@@ -858,7 +966,7 @@ class InboundConnection(asyncio.Protocol):
 
 
 def _address(transport: asyncio.Transport, ask: str) -> tuple[str, int] | None:
-    """Return an address of the socket; None where it has none, or its other end is gone."""
+    """Return an address of the socket; None where it has none, or the other end is gone."""
     try:
         address = getattr(transport.get_extra_info("socket"), ask)()
     except OSError:

@@ -1,7 +1,7 @@
 """Requests to `/in/{source}`: the source by its path, the body under its caps, the answer of the receiver.
 
-`connection` reads them off a socket, `asgi` takes them from the application in which an inbox is mounted. Both open a
-`HookRequest` here, so that the same request gets the same answer and leaves the same traces.
+`connection` reads them from a socket, `asgi` gets them from an application in which an inbox is mounted. Both open a
+`HookRequest` here, so that the same request gets the same answer and log.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
 from oncehook.ingest import Begun, Receipt, Receiver
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Network, Reply, Source
+from oncehook.web.counts import NetworkCount
 from oncehook.web.peers import PeerOf, is_shared_address, network_of
 
 MOST_HELD: Final = 256 << 20
 """Bytes of unfinished bodies at most, over all connections."""
 SHARES: Final = 4
-"""How many networks it takes to use all of it. The share of each has room for two of GitHub's largest bodies."""
+"""Networks that can share the budget. Each share has room for two of GitHub's largest bodies."""
 
 
 class UnfinishedBody:
-    """One body that is being read. `refuse` is called when it has to go; it is not counted any more then."""
+    """A body that is being read. `refuse` is called when it must be dropped; it no longer counts then."""
 
     __slots__ = ("_budget", "_refuse", "most", "network", "refused", "size")
 
@@ -37,11 +38,11 @@ class UnfinishedBody:
         self.refused = False
 
     def grow(self, size: int) -> None:
-        """Count bytes that came while more are missing. May refuse this body, or another one."""
+        """Count received bytes of an incomplete body. May refuse this body, or another one."""
         self._budget.add(self, size)
 
     def release(self) -> None:
-        """Stop counting: it is whole, or dropped."""
+        """Stop counting a body that is complete or dropped."""
         self._budget.remove(self)
 
     def refuse(self) -> None:
@@ -51,23 +52,28 @@ class UnfinishedBody:
 
 
 class BodyBudget:
-    """Bytes of unfinished bodies, by the network they come from.
+    """Bytes of incomplete bodies, by network.
 
-    Because nothing is known yet about their senders, one network gets a share only; where a share or the whole is used
-    up, the largest body of the network that holds the most goes, never a small one that has just begun (S9, S14).
+    Their senders are not verified yet, so one network gets only a share. Where a share or the whole is used up, the
+    largest body of the network with the most is dropped, never a small one that has just begun (S9, S14).
     """
 
-    def __init__(self, most: int = MOST_HELD, trusted: Sequence[Network] = ()) -> None:
+    def __init__(
+        self, most: int = MOST_HELD, trusted: Sequence[Network] = (), count: NetworkCount | None = None
+    ) -> None:
         self._most = most
         self._trusted = trusted
         self._bodies: dict[str, dict[UnfinishedBody, None]] = {}
-        self._sizes: dict[str, int] = {}
-        self.held = 0
-        """Bytes of all of them together."""
+        self._count = count or NetworkCount()
 
-    def twin(self) -> BodyBudget:
+    @property
+    def held(self) -> int:
+        """Bytes of all of them together."""
+        return self._count.total
+
+    def twin(self, count: NetworkCount | None = None) -> BodyBudget:
         """Return another one of the same size, of which nothing is used."""
-        return BodyBudget(self._most, self._trusted)
+        return BodyBudget(self._most, self._trusted, count)
 
     def begin(self, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
         most = self._most if is_shared_address(peer, self._trusted) else self._most // SHARES
@@ -76,30 +82,41 @@ class BodyBudget:
     def add(self, body: UnfinishedBody, size: int) -> None:
         network = body.network
         self._bodies.setdefault(network, {})[body] = None
-        self._sizes[network] = self._sizes.get(network, 0) + size
         body.size += size
-        self.held += size
-        while self._sizes.get(network, 0) > body.most:
+        self._count.add(network, size)
+        self._enforce(network, body.most)
+
+    def enforce(self) -> None:
+        """Refuse bodies that are too much by now because of what other processes hold."""
+        for network, bodies in list(self._bodies.items()):
+            self._enforce(network, next(iter(bodies)).most)
+
+    def _enforce(self, network: str, most: int) -> None:
+        """Refuse bodies while all processes together hold too much, if this one holds more than its part of it.
+
+        One of them always does; the bodies of the others are not what is too much.
+        """
+        count = self._count
+        while count.own_of(network) > most // count.processes and count.of(network) > most:
             self._refuse_largest(network)
-        while self.held > self._most:
-            self._refuse_largest(max(self._sizes, key=self._sizes.__getitem__))
+        while count.own > self._most // count.processes and count.total > self._most:
+            self._refuse_largest(max(self._bodies, key=count.of))
 
     def remove(self, body: UnfinishedBody) -> None:
         bodies = self._bodies.get(body.network)
         if bodies is None or body not in bodies:
             return
         del bodies[body]
-        self._sizes[body.network] -= body.size
-        self.held -= body.size
+        self._count.add(body.network, -body.size)
         if not bodies:
-            del self._bodies[body.network], self._sizes[body.network]
+            del self._bodies[body.network]
 
     def _refuse_largest(self, network: str) -> None:
         max(self._bodies[network], key=lambda body: body.size).refuse()
 
 
 class HookRequest:
-    """One request to a source. Its body is fed in pieces; `finish` hands it to the receiver."""
+    """One request to a source. Its body is fed in pieces; `finish` passes it to the receiver."""
 
     __slots__ = ("_arrival", "_body", "_counted", "_hooks", "_size", "_source")
 
@@ -113,7 +130,7 @@ class HookRequest:
         self._counted: UnfinishedBody | None = None
 
     def check_head(self) -> None:
-        """Refuse a stated length above the cap, and a transfer coding that would leave encoded bytes (S15)."""
+        """Refuse a Content-Length above the cap, and a transfer coding that would leave encoded bytes (S15)."""
         for name, value in self._arrival.headers:
             if name == b"content-length":
                 if not value.isdigit():
@@ -124,7 +141,7 @@ class HookRequest:
                 raise Malformed("The only transfer coding accepted here is chunked.")
 
     def feed(self, piece: bytes) -> None:
-        """Add to the body. Raises TooLarge: never more than the cap is held (R7, S9)."""
+        """Add to the body. Raises TooLarge, so that never more than the cap is held (R7, S9)."""
         if not self._size:
             self._body = piece
         elif self._source is not None:
@@ -136,16 +153,16 @@ class HookRequest:
             raise TooLarge
 
     def count(self, refuse: Callable[[], None]) -> None:
-        """Count what has come among the unfinished bodies; `refuse` is called, now or later, when they are too many."""
+        """Count this body as incomplete; `refuse` is called, now or later, when there are too many bytes."""
         if self._counted is None:
             self._counted = self._hooks.count(self._source, self._arrival.peer, refuse)
         if self._source is None:
-            self._body = b""  # bytes for nobody are not held
+            self._body = b""  # a body without a source is not held
         self._counted.grow(self._size - self._counted.size)
 
     @property
     def is_refused(self) -> bool:
-        """Tell whether it had to make way for other bodies."""
+        """Tell whether it was dropped in favour of other bodies."""
         return self._counted is not None and self._counted.refused
 
     def release(self) -> None:
@@ -154,10 +171,10 @@ class HookRequest:
             self._counted = None
 
     def finish(self) -> Reply | Begun:
-        """Hand the whole request to the receiver; return its answer, or what the store has to decide first."""
+        """Pass the whole request to the receiver; return its reply, or the intake that the store must decide."""
         if self._counted is not None:
             self.release()
-        # For nobody, as many bytes as were sent: they take as long to be refused as real ones (S8).
+        # Without a source, as many bytes as were sent: the refusal takes as long as for a real one (S8).
         self._arrival.body = bytes(self._body) if len(self._body) == self._size else bytes(self._size)
         if self._arrival.method != "POST":
             return self._hooks.receiver.greet(self._source, self._arrival)
@@ -165,7 +182,7 @@ class HookRequest:
         return begun.reply if isinstance(begun, Receipt) else begun
 
     def refuse(self, error: Rejected | Overloaded) -> Reply:
-        """Drop the body and return the answer to a request that is not taken."""
+        """Drop the body and return the reply to a refused request."""
         self.release()
         self._body = b""
         if isinstance(error, Overloaded):
@@ -173,27 +190,35 @@ class HookRequest:
         return self._hooks.receiver.turn_away(self._source, self._arrival, error)
 
     def closes(self, error: Rejected | Overloaded) -> bool:
-        """Tell whether the connection must end with this refusal, because the end of the body is in doubt.
+        """Tell whether this refusal must close the connection, because the end of the body is uncertain.
 
-        That is so after framing that was refused, and where the sender waits for a word to continue. Otherwise the rest
-        of the body is read and dropped, so that its sender comes to see the answer.
+        So it is after refused framing, and while the sender waits for `100 Continue`. Otherwise the rest of the body is
+        read and dropped, so that the sender reads the reply.
         """
         return isinstance(error, Malformed) or any(name == b"expect" for name, _ in self._arrival.headers)
 
 
 class Hooks:
-    """All requests below one prefix: what follows it in the path names the source."""
+    """All requests below one prefix: the path after it names the source."""
 
-    def __init__(self, receiver: Receiver, prefix: str, peer_of: PeerOf, budget: BodyBudget | None = None) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        prefix: str,
+        peer_of: PeerOf,
+        budget: BodyBudget | None = None,
+        dropped: NetworkCount | None = None,
+    ) -> None:
         self.receiver = receiver
         self.prefix = prefix
         self._peer_of = peer_of
         self._by_path: Mapping[str, Source] = {source.path: source for source in receiver.sources.values()}
         self.budget = budget or BodyBudget()
-        self._dropped = self.budget.twin()
+        self._dropped = self.budget.twin(dropped)
         """Bytes of bodies for nobody. They are not held, but who sends too many is answered alike (S8)."""
         self.cap = receiver.largest_body
-        """Bytes of the largest body that is read, for any source and for none: a 413 must not tell them apart (S8)."""
+        """Bytes of the largest body that is read, the same with and without a source: a 413 must not tell them apart
+        (S8)."""
 
     def open(
         self,
@@ -205,19 +230,23 @@ class Hooks:
         client: tuple[str, int] | None,
         root: str = "",
     ) -> HookRequest:
-        """Begin a request. `raw_path` is the path as it was written: decoded, it could hold the line ends that part one
-        stored header from the next. `root` is where an application has mounted us.
-        """
-        # What a sub-path adds (Evolution's /messages-upsert) belongs to the sender, not to the name.
+        """Begin a request. `raw_path` is not decoded, because a decoded path could contain the line ends that separate
+        stored headers. `root` is the path at which an application has mounted us."""
+        # A sub-path (Evolution's /messages-upsert) is not part of the name.
         start = len(root) if root and path.startswith(root) else 0
         name = path[start + len(self.prefix) :].partition("/")[0]
         source = self._by_path.get(name)
         if source is not None:
-            if source.path != source.name:  # an unguessable path is not for the store (S25)
+            if source.path != source.name:  # an unguessable path must not be stored (S25)
                 raw_path = quote(path.replace(source.path, source.name, 1))
             name = source.name
         peer = self._peer_of({"client": client, "headers": headers})
         return HookRequest(self, source, Arrival(name, headers, b"", query, method, raw_path, peer))
+
+    def enforce_budget(self) -> None:
+        """Refuse bodies that are too much because of what other processes hold."""
+        self.budget.enforce()
+        self._dropped.enforce()
 
     def count(self, source: Source | None, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
         return (self._dropped if source is None else self.budget).begin(peer, refuse)

@@ -1,14 +1,14 @@
-"""What happens, as it happens: a bounded fan-out of arrivals and settlements to whoever watches.
+"""Live moments: a bounded fan-out of arrivals and settlements to all watchers.
 
-The observer publishes, from the loop and without waiting; each watcher has a queue of its own, and one that does not
-keep up loses the oldest and gets their number. `GET stream` and the live page read from it.
+The observer publishes on the event loop, without waiting; each watcher has a queue of its own, and one that is too slow
+loses the oldest moments and gets their number. `GET stream` and the live page read from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from oncehook.errors import Refused
 
 QUEUE: Final = 500
-"""Moments that wait for one watcher at most."""
+"""Moments that may wait for one watcher."""
 
 WATCHERS: Final = 100
 KEEP_ALIVE: Final = 15.0
@@ -40,18 +40,18 @@ class NotLive(Refused):
 
 class Watcher:
     def __init__(self, scope: Collection[str] | None = None) -> None:
-        """Get the moments of the sources in `scope`; None: of all."""
+        """Watch the sources in `scope`; None: all of them."""
         self._scope = scope
         self.waiting: deque[bytes] = deque(maxlen=QUEUE)
         self.dropped = 0
         self.stir = asyncio.Event()
 
     def sees(self, source: object) -> bool:
-        """Tell whether a moment of this source, or of none, is for this reader."""
+        """Tell whether this watcher may see a moment of this source; None means a moment without one."""
         return self._scope is None or source in self._scope
 
     def offer(self, moment: bytes) -> None:
-        """Take a moment, at the price of the oldest."""
+        """Add a moment, dropping the oldest one where the queue is full."""
         if len(self.waiting) == QUEUE:
             self.dropped += 1
         self.waiting.append(moment)
@@ -68,13 +68,15 @@ class Watcher:
 
 
 class Broadcast:
-    """The fan-out of moments to everybody who watches now."""
+    """The fan-out of moments to all current watchers."""
 
     is_live = True
-    """Whether anybody may watch; pages that may not ask again by themselves."""
+    """Whether anybody may watch; other pages poll by themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_watched: Callable[[bool], None] = lambda is_watched: None) -> None:
+        """`on_watched` is told when the first watcher joins, and when the last one has left."""
         self._watchers: set[Watcher] = set()
+        self._on_watched = on_watched
         self._closed = False
 
     @property
@@ -82,7 +84,8 @@ class Broadcast:
         return bool(self._watchers)
 
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Tell everybody. Never waits; costs nothing while nobody watches. To be called on the loop."""
+        """Publish a moment to all watchers. Never waits; costs nothing while nobody watches. Call it on the event
+        loop."""
         if self._watchers:
             moment = encode_event(kind, fields)
             for watcher in self._watchers:
@@ -90,24 +93,28 @@ class Broadcast:
                     watcher.offer(moment)
 
     def join(self, scope: Collection[str] | None = None) -> Watcher:
-        """Return a new watcher, of these sources or of all. Raises TooManyWatchers. Whoever joins must leave."""
+        """Return a new watcher, of these sources or of all. Raises TooManyWatchers. Call `leave` afterwards."""
         if len(self._watchers) >= WATCHERS:
             raise TooManyWatchers
         watcher = Watcher(scope)
         self._watchers.add(watcher)
+        if len(self._watchers) == 1:
+            self._on_watched(True)
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
+        if not self._watchers:
+            self._on_watched(False)
 
     def close(self) -> None:
-        """End every watch, so that a server that stops need not wait for them."""
+        """End all watchers, so that a stopping server need not wait for them."""
         self._closed = True
         for watcher in self._watchers:
             watcher.stir.set()
 
     async def watch(self, watcher: Watcher) -> AsyncIterator[bytes]:
-        """Yield server-sent events until the stream is closed: what comes in one go is sent in one piece."""
+        """Yield server-sent events until the stream is closed; moments that come together are sent in one piece."""
         try:
             yield b"retry: 2000\n: watching\n\n"
             while not self._closed:
@@ -133,5 +140,5 @@ class NoBroadcast(Broadcast):
 
 
 def encode_event(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event. JSON has no line ends of its own, so untrusted text cannot end it (S35)."""
+    """Encode a server-sent event. JSON has no line ends, so untrusted text cannot end it (S35)."""
     return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(fields, enc_hook=str) + b"\n\n"

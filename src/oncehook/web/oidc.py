@@ -1,8 +1,8 @@
-"""Signing in with an OpenID provider: a browser is sent there, comes back with a code, and gets an `Identity`.
+"""Sign-in with an OpenID provider: the browser is sent there, returns with a code, and gets an `Identity`.
 
 Authorization code flow with PKCE. State, nonce and verifier are derived from one secret that only the browser holds, so
-any server of an inbox can finish what another one began, and nothing has to be stored. All calls to the provider go
-through the guarded client (S17, S20). `Auth` asks this who signs in; sessions are begun there, as for a password.
+any server of an inbox can finish what another began, and nothing is stored. All calls to the provider use the guarded
+client (S17, S20). `Auth` asks this module who signs in and begins the session, as for a password.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, quote_plus, urlencode, urlsplit
 
 import msgspec
-from starlette.datastructures import QueryParams
 
 from oncehook import clock
 from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
@@ -32,6 +31,7 @@ from oncehook.web.auth import LONGEST_NAME, SESSION_SECONDS, Identity, Role
 
 if TYPE_CHECKING:
     from joserfc.jwk import ECKey, RSAKey
+    from starlette.datastructures import QueryParams
 
     from oncehook.http_client.client import HttpClient
 
@@ -39,16 +39,16 @@ log = logging.getLogger("oncehook.web")
 
 CALLBACK: Final = "/login/oidc/callback"
 SIGN_IN_SECONDS: Final = 600
-"""How long a browser may take at the provider."""
+"""Seconds that a browser may take at the provider."""
 TIMEOUT: Final = 10.0
 LARGEST: Final = 256 * 1024
-"""Bytes of the provider's documents and answers; what is cut there is no document any more."""
+"""Largest document or answer of the provider in bytes; one that is cut is invalid."""
 FRESH: Final = 3600.0
-"""Seconds for which the provider's documents are used again."""
+"""Seconds for which the provider's documents are cached."""
 ROTATION: Final = 10.0
-"""Seconds between two looks for new keys: tokens that fit none must not make us ask each time."""
+"""Seconds between two fetches of new keys, so that tokens that fit none do not cause one each."""
 PAUSE: Final = 5.0
-"""Seconds before a provider that did not answer is asked again, and reported in the log again."""
+"""Seconds before a provider that did not answer is asked again, and logged again."""
 MOST_AT_ONCE: Final = 16
 """Codes that are exchanged at the same time."""
 _LONGEST_CODE: Final = 4096
@@ -108,7 +108,7 @@ class SignedIn:
     identity: Identity
     subject: str
     seconds: float
-    """For how long the provider's word counts."""
+    """Seconds for which the provider's confirmation is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class SignIn:
 
     @classmethod
     def read(cls, cookie: str) -> SignIn | None:
-        """Read back what `cookie` has written. What anybody else wrote leads to no other place than ours."""
+        """Read what `cookie` wrote. A forged one cannot lead to another site."""
         secret, _, to = cookie.partition(".")
         if not re.fullmatch(r"[0-9a-f]{64}", secret):
             return None
@@ -182,7 +182,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class Oidc:
-    """One OpenID provider, and who of its people may come in as what."""
+    """One OpenID provider, and the roles of its people."""
 
     def __init__(self, settings: OidcConfig) -> None:
         """Read the secret once. Raises ConfigError when it or the package for it is missing."""
@@ -192,7 +192,7 @@ class Oidc:
         self._settings = settings
         self._secret = settings.client_secret.reveal().decode("utf-8", "surrogateescape")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._outbound: HttpClient = HttpClient(allow_private=settings.allow_private)
+        self._client: HttpClient = HttpClient(allow_private=settings.allow_private)
         self._lock = asyncio.Lock()
         self._metadata: _Metadata | None = None
         self._keys: Sequence[Jwk] = ()
@@ -209,7 +209,8 @@ class Oidc:
 
     @property
     def mark(self) -> str:
-        """Return what decides who comes in, in short: when it changes, sessions that were begun by it end (S31)."""
+        """Return a digest of the settings that decide who is admitted: when it changes, sessions that depend on it end
+        (S31)."""
         settings = self._settings
         decisive = (
             settings.issuer,
@@ -221,12 +222,12 @@ class Oidc:
         return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()
 
     async def close(self) -> None:
-        await self._outbound.close()
+        await self._client.close()
 
     # -- going there and coming back -----------------------------------------------------------
 
     async def address(self, sign_in: SignIn) -> str:
-        """Return where the browser has to go. Raises ProviderUnavailable."""
+        """Return the provider's address for the browser. Raises ProviderUnavailable."""
         endpoint = (await self._fetch_metadata()).authorization_endpoint
         asked = {
             "response_type": "code",
@@ -241,7 +242,7 @@ class Oidc:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked, quote_via=quote)}"
 
     async def finish(self, sign_in: SignIn | None, answer: QueryParams) -> SignedIn:
-        """Return who has come back. Raises SignInUnknown, SignInFailed, NoRole or ProviderUnavailable."""
+        """Return who has signed in. Raises SignInUnknown, SignInFailed, NoRole or ProviderUnavailable."""
         if sign_in is None or not same(_only(answer, "state").encode("utf-8", "replace"), sign_in.state.encode()):
             raise SignInUnknown
         metadata = await self._fetch_metadata()
@@ -260,7 +261,7 @@ class Oidc:
             raise self._build_failure(str(error)) from None
 
     async def _exchange(self, metadata: _Metadata, code: str, sign_in: SignIn) -> str:
-        """Return the ID token that the provider gives for a code, which works once."""
+        """Return the provider's ID token for a code, which can be used once."""
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -268,7 +269,7 @@ class Oidc:
             "code_verifier": sign_in.verifier,
         }
         headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
-        # Every provider must know Basic (RFC 6749, 2.3.1); some say that they do not.
+        # Every provider must support Basic (RFC 6749, 2.3.1), unless it says that it does not.
         methods = metadata.token_endpoint_auth_methods_supported or ["client_secret_basic"]
         if "client_secret_basic" in methods or "client_secret_post" not in methods:
             both = (self._settings.client_id, self._secret)
@@ -289,7 +290,7 @@ class Oidc:
         return self._read(answer, _Tokens).id_token
 
     async def _verify(self, metadata: _Metadata, token: str, sign_in: SignIn) -> Claims:
-        """Check an ID token; one that fits none of the known keys is tried once more with new ones."""
+        """Check an ID token; where none of the cached keys fits, fetch the keys again and try once more."""
         expected = {
             "issuer": self._settings.issuer,
             "client_id": self._settings.client_id,
@@ -311,7 +312,7 @@ class Oidc:
             return self._metadata
 
     def _check_metadata(self, metadata: _Metadata) -> _Metadata:
-        """Refuse the description of another provider, and addresses in it that nobody should be sent to."""
+        """Refuse metadata of another provider, and unsafe addresses in it."""
         if metadata.issuer != self._settings.issuer:
             raise self._down("its description names another issuer; write issuer as the provider does, to the letter")
         schemes = ("https",) if self._settings.issuer.startswith("https://") else ("https", "http")
@@ -325,7 +326,7 @@ class Oidc:
         return msgspec.structs.replace(metadata, **urls)
 
     async def _fetch_keys(self, metadata: _Metadata, *, anew: bool = False) -> Sequence[Jwk]:
-        """Return the provider's keys, as of an hour ago at most; `anew`: of some seconds ago."""
+        """Return the provider's keys, at most an hour old; with `anew`, some seconds."""
         async with self._lock:
             now = clock.steady()
             if now >= (self._keys_at + ROTATION if anew else self._keys_until):
@@ -343,10 +344,10 @@ class Oidc:
             raise
 
     async def _call(self, method: str, url: str, headers: dict[str, str], body: bytes | None = None) -> HttpAnswer:
-        await self._outbound.open()
+        await self._client.open()
         try:
-            # A code works once: a call that met a closed connection is not sent again, only the documents are.
-            return await self._outbound.request(method, url, headers, body, within=TIMEOUT, most=LARGEST)
+            # A code can be used once, so only the documents are requested again on a closed connection.
+            return await self._client.request(method, url, headers, body, within=TIMEOUT, most=LARGEST)
         except Unanswered as error:
             raise self._unavailable(str(error)) from None
 
@@ -390,13 +391,13 @@ class Oidc:
 
 
 def own_path(text: str) -> str:
-    """Return a path of ours as it is; the overview for anything that could lead elsewhere, or round in circles."""
+    """Return a path of our own; the overview for anything that could lead elsewhere, or in a circle."""
     is_ours = len(text) <= _LONGEST_PATH and _OWN_PATH.fullmatch(text) and not text.startswith("/login")
     return text if is_ours else "/"
 
 
 def _email(claims: Claims) -> str:
-    """Return the email address that the provider has verified; else nothing, since anybody may have claimed it."""
+    """Return the verified email address; empty for an unverified one, which anybody could claim."""
     email = claims.get("email")
     if claims.get("email_verified") not in (True, "true") or not isinstance(email, str):
         return ""
@@ -405,7 +406,7 @@ def _email(claims: Claims) -> str:
 
 
 def _values(claims: Claims, name: str) -> set[str]:
-    """Return the texts of a claim, which may be one or a list; a name with dots may lead into objects."""
+    """Return the texts of a claim, one or a list; a name with dots may lead into objects."""
     value: Any = claims.get(name)
     if name not in claims:
         value = claims
@@ -415,7 +416,7 @@ def _values(claims: Claims, name: str) -> set[str]:
 
 
 def _only(answer: QueryParams, name: str) -> str:
-    """Return a parameter that is given once; one that is given twice counts as missing."""
+    """Return a parameter that is given once; a repeated one counts as missing."""
     values = answer.getlist(name)
     return values[0] if len(values) == 1 else ""
 
@@ -428,7 +429,7 @@ def _refusal(answer: HttpAnswer) -> str:
 
 
 def _mask_code(error: str) -> str:
-    """Return an error code that is safe to log; a name of ours for any other text."""
+    """Return an error code that is safe to log; anything else becomes a fixed text."""
     return error if _ERROR.fullmatch(error) else "an error without a name"
 
 
@@ -452,11 +453,11 @@ _RSA_BITS: Final = range(2048, 8193)
 """Smaller keys can be broken; larger ones only cost time."""
 _LONGEST_SUBJECT: Final = 255
 _LAST_TIME: Final = 1e11
-"""Seconds since 1970; JSON has numbers that are none."""
+"""Latest time accepted, in seconds since 1970, because JSON allows any number."""
 
 
 UNREADABLE: Final = (ValueError, RecursionError)
-"""What reading JSON of others may raise."""
+"""Errors of decoding untrusted JSON."""
 
 
 class InvalidToken(Exception):
@@ -497,14 +498,14 @@ def verify(token: str, keys: Sequence[Jwk], *, issuer: str, client_id: str, nonc
 
 
 def _payload(token: str, keys: Sequence[Jwk]) -> bytes:
-    """Return what was signed with one of these keys."""
+    """Return the payload that was signed with one of these keys."""
     from joserfc import jws
 
     if len(token) > LONGEST:
         raise InvalidToken(f"the token is longer than {LONGEST} characters")
     try:
         header = dict(jws.extract_compact(token.encode("ascii")).headers())
-    except Exception as error:  # whatever a library stumbles over here is the sender's doing
+    except Exception as error:  # whatever the library raises here was caused by the token
         raise InvalidToken(f"the token cannot be read: {type(error).__name__}") from None
     algorithm, key_id = header.get("alg"), header.get("kid")
     if not isinstance(algorithm, str) or algorithm not in KEY_TYPES:
@@ -522,7 +523,7 @@ def _payload(token: str, keys: Sequence[Jwk]) -> bytes:
 
 
 def _iter_fitting(keys: Sequence[Jwk], algorithm: str, key_id: object) -> Iterator[RSAKey | ECKey]:
-    """Yield the keys that may have signed with this algorithm under this id; those that are no good are left out."""
+    """Yield the keys that may have signed with this algorithm and id; unusable ones are skipped."""
     from joserfc.jwk import ECKey, RSAKey
 
     for jwk in keys[:MOST_KEYS]:

@@ -1,7 +1,7 @@
-"""The address at the other end of a request: that of the socket, or the one that a trusted proxy names.
+"""The peer address of a request: that of the socket, or the one that a trusted proxy names.
 
-Every arrival is asked for it. One that is not known is `unknown`, which no list of networks contains: an address
-that we do not know must never look like a program of our own.
+It is read for every arrival. An unknown one is `unknown`, which no list of networks contains: an unknown address must
+never count as local.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def plain(text: str) -> str:
 
 
 def direct_peer(scope: Scope) -> str:
-    # Missing for a socket path or a test client, and also for a sender that was gone before we could ask.
+    # Missing for a Unix socket or a test client, and for a sender that was gone already.
     client: tuple[str, int] | None = scope.get("client")
     if not client:
         return UNKNOWN
@@ -48,9 +48,9 @@ def is_within(address: str, networks: Sequence[Network]) -> bool:
 
 
 def network_of(address: str) -> str:
-    """Return what a count per address counts: an IPv4 address, or the /64 of an IPv6 one.
+    """Return the unit of a limit per address: an IPv4 address, or the /64 of an IPv6 one.
 
-    Because whoever has one IPv6 address has its whole /64, a count of single ones would bound nobody.
+    An owner of one IPv6 address usually has its whole /64, so a limit per single address would limit nobody.
     """
     try:
         parsed = ip_address(address)
@@ -62,12 +62,13 @@ def network_of(address: str) -> str:
 
 
 def is_shared_address(address: str, trusted: Sequence[Network]) -> bool:
-    """Tell whether a share per address would be shared by many: a proxy of ours, or a tunnel on this machine."""
+    """Tell whether many senders share this address: a proxy of ours, or a tunnel on this machine."""
     return address != UNKNOWN and (ip_address(address).is_loopback or is_within(address, trusted))
 
 
 def peer_finder(trusted: Sequence[Network]) -> PeerOf:
-    """Find the sender's address. `X-Forwarded-For` is believed only when a configured proxy says it (S16)."""
+    """Return a function that finds the sender's address. `X-Forwarded-For` counts only from a configured proxy
+    (S16)."""
     if not trusted:
         return direct_peer
 
@@ -77,7 +78,7 @@ def peer_finder(trusted: Sequence[Network]) -> PeerOf:
             return address
         named = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
         chain = [part.strip() for part in b",".join(named).decode("latin-1").split(",") if part.strip()]
-        # The last address no proxy of ours vouches for; what is before it anybody could have written.
+        # The last address that is not one of our proxies; anybody could have written those before it.
         for hop in map(plain, reversed(chain)):
             if not is_within(hop, trusted):
                 return hop

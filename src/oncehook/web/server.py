@@ -1,29 +1,24 @@
-"""The server behind `oncehook serve`: what listens where, which signals end it, and one clean way to stop.
+"""The server of `oncehook serve`: its sockets, its signals, and one clean way to stop.
 
-On SIGTERM or SIGINT readiness falls, no new connection is taken, arrivals that are under way are committed and
-answered, and the process ends with 0 (R56). A second signal leaves at once; that is safe too, only less polite.
+On SIGTERM or SIGINT it becomes not ready, accepts no new connection, commits and answers pending arrivals, and exits
+with 0 (R56). A second signal exits at once, which is safe, too, but less polite.
 
 Health is for machines: `/livez` touches nothing, `/readyz` proves that the store can write, `/metrics` counts. Metrics
-name sources and destinations and tell how much goes through them. Where the world can ask, they are for direct requests
-of this machine and for holders of a token; on an address that is for operators only, for all who reach it.
+name sources and destinations and their traffic. On a public address they are for direct requests of this machine and
+for holders of a token; on an operators' address, for everybody who reaches it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Final
-
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from typing import TYPE_CHECKING, Final
 
 from oncehook import clock
 from oncehook.errors import ConfigError, Refused, Unauthorized
@@ -33,31 +28,37 @@ from oncehook.model import Arrival
 from oncehook.settings import ServerConfig
 from oncehook.settings.values import is_loopback
 from oncehook.sources import Network
-from oncehook.web import api, dashboard
-from oncehook.web.asgi import App, Prefixed
+from oncehook.web.asgi import App, OnDemand, Prefixed
 from oncehook.web.auth import Access
-from oncehook.web.connection import ConnectionLimits, Connections, InboundConnection, limit_connections
-from oncehook.web.dashboard.context import Guide
-from oncehook.web.hooks import BodyBudget, Hooks
+from oncehook.web.connection import BACKLOG, ConnectionLimits, Connections, limit_connections
+from oncehook.web.counts import CONNECTIONS
+from oncehook.web.hooks import Hooks
 from oncehook.web.live import Broadcast
 from oncehook.web.oidc import Oidc
 from oncehook.web.peers import direct_peer, peer_finder
+from oncehook.web.receivers import Receivers, build_hooks
 from oncehook.web.session import Auth, DashboardSessions
 
-DRAIN_SECONDS: Final = 25.0
-BACKLOG: Final = 2048
+if TYPE_CHECKING:  # pages, the API and Starlette are imported by the first request for one of them
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute, Route
+
+    from oncehook.web.dashboard.context import Guide
 
 
 # -- listening ---------------------------------------------------------------------------------
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open a socket on this address. Raises OSError when it is taken."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Open a socket on this address, which others may `shared` have, too. Raises OSError when it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP: only then does asyncio send the small writes of its connections at once.
+    # Declared as TCP: only then asyncio sends small writes at once.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError:
@@ -65,6 +66,19 @@ def listen(host: str, port: int) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
+
+
+def listen_together(host: str, port: int, number: int) -> list[socket.socket]:
+    """Open so many sockets on one address: the system spreads connections over them. Raises OSError when it is taken.
+
+    Another server of the same user could share it, too, so it is tried alone first.
+    """
+    with listen(host, port) as alone:
+        port = alone.getsockname()[1]
+    with contextlib.ExitStack() as opened:
+        listeners = [opened.enter_context(listen(host, port, shared=True)) for _ in range(number)]
+        opened.pop_all()
+    return listeners
 
 
 @contextlib.asynccontextmanager
@@ -77,22 +91,18 @@ async def serve_on(
     trusted: Sequence[Network] = (),
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Connections]:
-    """Answer connections of this socket while the block runs; behind it, finish what is under way, unless it is urgent.
+    """Answer connections of this socket while the block runs; afterwards finish pending requests, unless it is urgent.
 
-    Requests below the prefix of `hooks` are answered by them, all others by `app`.
+    `hooks` answers requests below its prefix, `app` all others.
     """
-    connections = Connections(app, hooks, replace(limits, connections=limit_connections(limits.connections)), trusted)
-    server = await asyncio.get_running_loop().create_server(
-        partial(InboundConnection, connections), sock=listener, backlog=BACKLOG
-    )
-    watch = asyncio.create_task(connections.watch())
-    try:
+    connections = Connections(app, hooks, bounded(limits), trusted)
+    async with connections.serving(listener, is_urgent=is_urgent):
         yield connections
-    finally:
-        server.close()
-        await connections.drain(DRAIN_SECONDS, is_urgent)
-        watch.cancel()
-        listener.close()
+
+
+def bounded(limits: ConnectionLimits) -> ConnectionLimits:
+    """Return the limits with no more connections than this process may hold open."""
+    return replace(limits, connections=limit_connections(limits.connections))
 
 
 class StopSignals:
@@ -118,7 +128,7 @@ class StopSignals:
         await self._stop.wait()
 
     def is_urgent(self) -> bool:
-        """Tell whether both came: then nobody waits for what is under way."""
+        """Tell whether both came: then nobody waits for pending requests."""
         return len(self._received) > 1
 
     def _receive(self, number: int) -> None:
@@ -140,15 +150,27 @@ async def serve(
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - immutable
     on_ready: Callable[[str], None],
     on_stop: Callable[[], None],
+    receivers: Receivers | None = None,
 ) -> None:
-    """Listen until a signal comes. `on_ready` gets the address once the socket is open."""
+    """Listen until a signal comes, alone or with receivers. `on_ready` gets the address once the socket is open."""
     signals = StopSignals(on_stop)
-    listener = listen(host, port)
+    listeners = [listen(host, port)] if receivers is None else listen_together(host, port, receivers.count)
     shown = f"[{host}]" if ":" in host else host
-    # Signals are handled before `on_ready` is called: whoever hears that it is ready may stop it.
+    address = f"http://{shown}:{listeners[0].getsockname()[1]}"
+    # Signals are handled before `on_ready` is called, because its caller may stop the server at once.
     with signals.handle():
-        async with serve_on(listener, app, hooks=hooks, limits=limits, trusted=trusted, is_urgent=signals.is_urgent):
-            on_ready(f"http://{shown}:{listener.getsockname()[1]}")
+        async with contextlib.AsyncExitStack() as serving:
+            if receivers is None:
+                served = serve_on(
+                    listeners[0], app, hooks=hooks, limits=limits, trusted=trusted, is_urgent=signals.is_urgent
+                )
+                await serving.enter_async_context(served)
+            else:
+                count = receivers.counts.count_of(CONNECTIONS)
+                connections = Connections(app, hooks, bounded(limits), trusted, count, receivers)
+                await serving.enter_async_context(connections.serving(is_urgent=signals.is_urgent))
+                await serving.enter_async_context(receivers.running(listeners, connections, signals.is_urgent))
+            on_ready(address)
             await signals.wait()
 
 
@@ -177,21 +199,29 @@ async def serve_inbox(
     on_ready: Callable[[str, str | None], None],
     on_stop: Callable[[], None] = lambda: None,
     guide: Guide | None = None,
+    receiver_command: Sequence[str] = (),
 ) -> None:
     """Serve a running inbox until a signal comes: arrivals, API and dashboard, health, metrics.
 
+    Where the settings ask for several receivers, `receiver_command` starts one; otherwise this process receives itself.
     `on_ready` gets the address of the inbox and a one-time link to its dashboard, where there is one for this machine;
     `on_stop` is called when the signal comes. `guide` has callouts for the dashboard.
     With `admin_bind` API, dashboard and metrics have an address of their own. Raises ConfigError for a taken port.
     """
     apart = settings.admin_bind
     trusted, host, port = settings.trusted_proxies, settings.host, settings.port
-    stream = Broadcast()
+    receivers = Receivers(settings.receivers, receiver_command, inbox.observer) if settings.receivers > 1 else None
+    stream = Broadcast() if receivers is None else receivers.stream
     inbox.observer.audience = stream
     admin = _AdminRoutes(inbox, settings, stream, ui=ui, guide=guide)
-    probes = probe_routes(inbox.troubles)
-    metrics = metrics_route(inbox.metrics, None if apart else admin.access)
-    everything = Prefixed(Starlette(routes=[*probes, metrics, *admin.routes]), trusted)
+
+    def probes() -> list[Route]:
+        return probe_routes(inbox.troubles)
+
+    def all_routes() -> list[BaseRoute]:
+        return [*probes(), metrics_route(inbox.metrics, None if apart else admin.access), *admin.routes()]
+
+    everything = Prefixed(_app(all_routes), trusted)
 
     def ready(address: str) -> None:
         admin.address = f"http://{apart}" if apart else address
@@ -203,26 +233,48 @@ async def serve_inbox(
         inbox.wind_down()
         stream.close()
 
-    hooks = Hooks(inbox.receiver, "/in/", peer_finder(trusted), BodyBudget(trusted=trusted))
-    app = Starlette(routes=list(probes)) if apart else everything
+    hooks = build_hooks(inbox, trusted, None if receivers is None else receivers.counts)
+    app = _app(probes) if apart else everything
     async with contextlib.AsyncExitStack() as beside:
         if admin.oidc is not None:
             beside.push_async_callback(admin.oidc.close)
         if apart:
             await beside.enter_async_context(_serve_at(apart, everything, trusted))
         try:
-            await serve(app, hooks=hooks, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+            await serve(
+                app,
+                hooks=hooks,
+                host=host,
+                port=port,
+                trusted=trusted,
+                on_ready=ready,
+                on_stop=stopping,
+                receivers=receivers,
+            )
         except OSError as error:
             raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
 def serve_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
     """Answer health and metrics of an inbox that receives nothing, at an address (`host:port`). Raises ConfigError."""
-    return _serve_at(bind, Starlette(routes=[*probe_routes(inbox.troubles), metrics_route(inbox.metrics, None)]))
+    return _serve_at(bind, _app(lambda: [*probe_routes(inbox.troubles), metrics_route(inbox.metrics, None)]))
+
+
+def _app(routes: Callable[[], Sequence[BaseRoute]]) -> OnDemand:
+    """Return an application of these routes, made when the first request comes."""
+
+    def build() -> App:
+        from starlette.applications import Starlette
+
+        app = Starlette(routes=routes())
+        gc.freeze()  # as what was loaded at the start: the collector need not look at it again and again
+        return app
+
+    return OnDemand(build)
 
 
 class _AdminRoutes:
-    """API and dashboard of one inbox, and who has access."""
+    """API and dashboard of one inbox, and access to them."""
 
     def __init__(
         self, inbox: Inbox, settings: ServerConfig, stream: Broadcast, *, ui: bool, guide: Guide | None
@@ -242,13 +294,21 @@ class _AdminRoutes:
         self._auth = Auth(
             self.access, DashboardSessions(inbox.store), trusted=trusted, announce=self._announce, oidc=self.oidc
         )
+        self._inbox, self._stream, self._guide = inbox, stream, guide
         self._ui = ui
-        self.routes = api.routes(inbox.admin, self.access, stream)
-        if ui:
-            self.routes += dashboard.routes(inbox.admin, self._auth, stream, guide)
+
+    def routes(self) -> list[BaseRoute]:
+        from oncehook.web import api
+
+        found = api.routes(self._inbox.admin, self.access, self._stream)
+        if self._ui:
+            from oncehook.web import dashboard
+
+            found += dashboard.routes(self._inbox.admin, self._auth, self._stream, self._guide)
+        return found
 
     def link(self) -> str | None:
-        """Return a fresh way in for who sits at this machine; elsewhere there is a password."""
+        """Return the path of a fresh one-time link for a person at this machine; elsewhere there is a password."""
         host = self._bind.rpartition(":")[0] if self._bind.count(":") == 1 or "]" in self._bind else self._bind
         return self.address + self._auth.link() if self._ui and is_loopback(host.strip("[]")) else None
 
@@ -265,6 +325,9 @@ Metrics = Callable[[], Awaitable[bytes]]
 
 
 def probe_routes(probe: Probe) -> list[Route]:
+    from starlette.responses import JSONResponse, PlainTextResponse
+    from starlette.routing import Route
+
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
@@ -272,7 +335,7 @@ def probe_routes(probe: Probe) -> list[Route]:
         troubles = await probe()
         if not troubles:
             return JSONResponse({"status": "ready"})
-        # What is wrong may name hosts, users and files of ours: in full only for who sits on this machine.
+        # The reason may contain hosts, users and files, so only this machine gets it in full.
         asking = Arrival("", request.scope["headers"], b"", peer=direct_peer(request.scope))
         shown = troubles if is_direct(asking) else dict.fromkeys(troubles, "failing")
         return JSONResponse({"status": "not ready", "checks": shown}, 503, {"Retry-After": "5"})
@@ -281,7 +344,7 @@ def probe_routes(probe: Probe) -> list[Route]:
 
 
 class MetricsCache:
-    """The metrics, kept for a second: many who ask, even at once, cost the store no more than one."""
+    """The metrics, cached for a second: many requests, even at once, cost the store no more than one."""
 
     SECONDS: Final = 1.0
 
@@ -300,7 +363,10 @@ class MetricsCache:
 
 
 def metrics_route(metrics: Metrics, access: Access | None) -> Route:
-    """Return the address that scrapers ask. Without `access`, everybody may who reaches it."""
+    """Return the route for scrapers. Without `access`, everybody who reaches it may read it."""
+    from starlette.responses import Response
+    from starlette.routing import Route
+
     kept = MetricsCache(metrics)
 
     async def show(request: Request) -> Response:
@@ -308,6 +374,8 @@ def metrics_route(metrics: Metrics, access: Access | None) -> Route:
             if access is not None and not access.is_local(request) and await access.of(request) is None:
                 raise Unauthorized(hint="Send the token of a viewer, or set admin_bind and ask there.")
         except Refused as error:
+            from oncehook.web import api
+
             return api.refusal(error)
         return Response(await kept.get(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

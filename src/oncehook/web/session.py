@@ -1,18 +1,14 @@
 """Sessions of the dashboard, begun by password, one-time link or OpenID provider; or the host application decides.
 
-Pages show every request to `Auth.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
-restart, and every server of an inbox knows them. A bearer token is no credential here, as a cookie is none at the API
-(S29).
+Pages pass every request to `Auth.of` and get an `Identity` or None. Sessions are in the store: they survive a restart,
+and all servers of an inbox share them. A bearer token is no credential here, as a cookie is none at the API (S29).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
-
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Final
 
 from oncehook import clock
 from oncehook.errors import Forbidden, StoreUnavailable
@@ -35,23 +31,27 @@ from oncehook.web.auth import (
 from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, SignedIn, SignIn, SignInFailed
 from oncehook.web.peers import direct_peer, is_within, network_of, peer_finder
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
 
 class DashboardSessions:
-    """The sessions of the store. Finding one writes nothing."""
+    """The sessions of the store. Looking one up writes nothing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._cookie = ""
 
     async def cookie(self) -> str:
-        """Return the cookie's name. Cookies do not know ports: each inbox on a machine has a name of its own."""
+        """Return the cookie's name, which differs between inboxes on a machine, because cookies ignore ports."""
         if not self._cookie:
             self._cookie = f"oncehook_{await self._store.inbox_number():x}"
         return self._cookie
 
     async def begin(self, actor: str, role: str, voucher: bytes, seconds: float = SESSION_SECONDS) -> str:
-        """Begin a session and return the name that only the browser is to know. It is bound to `voucher`: a hash of
-        the password it is begun with, or of what else let the person in."""
+        """Begin a session and return its name, known only to the browser. It is bound to `voucher`: a hash of the
+        password or of whatever else admitted the person."""
         name = clock.random_bytes(32).hex()
         proof = prove(name, voucher)
         await self._store.begin_session(StoredSession(hash_of(name), actor, role, proof), seconds)
@@ -61,17 +61,17 @@ class DashboardSessions:
         return await self._store.get_session(hash_of(name))
 
     async def end(self, name: str) -> None:
-        """End it, at every server."""
+        """End a session, on all servers."""
         await self._store.end_session(hash_of(name))
 
 
 LINK_SECONDS: Final = 600.0
-"""For how long a one-time link can be used."""
+"""Seconds for which a one-time link is valid."""
 LONGEST_PASSWORD: Final = 4096
 
 
 class Auth:
-    """Ways into the dashboard: password, one-time link from this machine, OpenID provider, host application."""
+    """Sign-in to the dashboard: password, one-time link from this machine, OpenID provider, or host application."""
 
     def __init__(
         self,
@@ -83,11 +83,10 @@ class Auth:
         announce: Callable[[str], None] | None = None,
         oidc: Oidc | None = None,
     ) -> None:
-        """Take `sessions` unless the host application decides. `announce` gets a fresh one-time link's path, to print
-        it where only the machine's owner reads.
-        """
+        """Take `sessions` unless the host application decides. `announce` is called with the path of a fresh one-time
+        link, and prints it where only the machine's owner reads."""
         self.access = access
-        """Who holds a token, which is a password here."""
+        """Holders of tokens, which are passwords here."""
         self._trusted = trusted
         self._peer_of = peer_finder(trusted)
         self._authorize = authorize
@@ -103,7 +102,7 @@ class Auth:
 
     @property
     def has_password(self) -> bool:
-        """Tell whether to ask for a password: not where there is none, and another way in."""
+        """Tell whether to ask for a password: not where there is none, but another way to sign in."""
         return self.access.has_tokens or self.oidc is None
 
     @property
@@ -121,7 +120,8 @@ class Auth:
         return found
 
     def _holder(self, name: str, session: StoredSession) -> Identity | None:
-        """Return whose it is; with the role that it was begun with, and not more than its password still gives."""
+        """Return a session's holder, with the role that it was begun with, or a lower one if its password now gives
+        less."""
         role = Role[session.role]
         if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
             return Identity(session.actor, role)
@@ -129,7 +129,7 @@ class Auth:
         return None if vouched is None else replace(vouched, name=session.actor, role=min(role, vouched.role))
 
     async def is_open(self, request: Request) -> bool:
-        """Tell whether the session of this request still lasts; False while the store is unavailable."""
+        """Tell whether this request's session is still valid; False while the store is unavailable."""
         try:
             return await self.of(request) is not None
         except StoreUnavailable:
@@ -138,13 +138,13 @@ class Auth:
     # -- coming in and going -------------------------------------------------------------------
 
     def link(self) -> str:
-        """Return a new one-time link for the next 10 minutes, as a path; the one before is void."""
+        """Return the path of a new one-time link, valid for 10 minutes; the one before becomes invalid."""
         token = clock.random_bytes(32).hex()
         self._link, self._link_until = hash_of(token), clock.steady() + LINK_SECONDS
         return f"/?token={token}"
 
     def announce(self, request: Request) -> None:
-        """Print a fresh link, for somebody who asks from this machine and can read it there."""
+        """Print a fresh link for somebody at this machine, who can read it there."""
         if self._announce is None or not self.is_own_machine(request):
             raise Forbidden("A link is printed only for direct requests of this machine.")
         self.access.throttle.check("link")
@@ -152,12 +152,12 @@ class Auth:
         self._announce(self.link())
 
     def is_own_machine(self, request: Request) -> bool:
-        # A browser is expected here: what tells one from a program says nothing about the way it came.
+        # A browser is expected here, so the headers by which `is_local` recognises one are left out.
         headers = [pair for pair in request.scope["headers"] if pair[0] not in (b"origin", b"sec-fetch-site")]
         return is_local(headers, self._peer_of(request.scope))
 
     def by_link(self, request: Request, token: str) -> Identity | None:
-        """Return the link's holder: once, in its time, and only straight from this machine."""
+        """Return the link's holder: once, in time, and only directly from this machine."""
         if self._link is None or clock.steady() > self._link_until or not self.is_own_machine(request):
             return None
         if not same(self._link, hash_of(token)):
@@ -172,11 +172,11 @@ class Auth:
         return self.access.find_holder(_as_token(password), (), self._peer_of(request.scope), "password")
 
     async def begin_sign_in(self, to: str, answer: Callable[[str], Response]) -> Response:
-        """Send a browser to the OpenID provider, by an `answer` that takes its address. Raises ProviderUnavailable."""
+        """Send a browser to the OpenID provider by an `answer` with its address. Raises ProviderUnavailable."""
         assert self.oidc is not None
         sign_in = SignIn.begin(to)
         made = answer(await self.oidc.address(sign_in))
-        # The browser comes back from another site, with which a strict cookie would not come.
+        # Not a strict cookie: the browser returns from another site, and would not send one.
         made.set_cookie(
             await self._sign_in_cookie(),
             sign_in.cookie,
@@ -188,9 +188,8 @@ class Auth:
         return made
 
     async def by_oidc(self, request: Request) -> tuple[SignedIn, str]:
-        """Return whom the provider has sent back, and the page they wanted. Raises what `Oidc.finish` and the throttle
-        raise.
-        """
+        """Return who has signed in at the provider, and the page they wanted. Raises what `Oidc.finish` and the
+        throttle raise."""
         assert self.oidc is not None
         network = network_of(self._peer_of(request.scope))
         self.access.check_tries(network, "oidc")
@@ -201,15 +200,14 @@ class Auth:
             self.access.note_wrong(network, "oidc")
             raise
         except NoRole:
-            self.access.throttle.wrong(network)  # the audit log gets a line of its own, with the name
+            self.access.throttle.wrong(network)  # audited separately, with the name
             raise
         self.access.throttle.right(network)
         return signed_in, "/" if sign_in is None else sign_in.to
 
     async def begin_signed_in(self, request: Request, signed_in: SignedIn, answer: Response) -> None:
-        """Give a session to somebody whom the provider has confirmed. It ends when the provider's word does, or when
-        the settings that let them in change.
-        """
+        """Begin a session for a person whom the provider has confirmed. It ends when the provider's confirmation does,
+        or when the settings that admitted them change."""
         assert self.oidc is not None
         await self._begin(request, signed_in.identity, answer, hash_of(self.oidc.mark), signed_in.seconds)
 
@@ -220,13 +218,12 @@ class Auth:
     async def _sign_in_cookie(self) -> str:
         assert self.oidc is not None
         assert self._sessions is not None
-        # The prefix keeps other hosts of the same domain from planting a sign-in of theirs.
+        # The prefix keeps other hosts of the domain from setting this cookie.
         return f"{'__Host-' if self.oidc.is_secure else ''}{await self._sessions.cookie()}_sign_in"
 
     async def begin(self, request: Request, identity: Identity, answer: Response, password: str = "") -> None:
-        """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
-        does; begun by a link, no longer than all passwords stay as they are.
-        """
+        """Begin a session with this answer; end an open one. It ends with `password`; one begun by a link ends when any
+        password changes."""
         voucher = hash_token(_as_token(password)) if password else self.access.tokens_digest
         await self._begin(request, identity, answer, voucher, SESSION_SECONDS)
 
@@ -259,7 +256,7 @@ class Auth:
         return "" if self._sessions is None else request.cookies.get(await self._sessions.cookie(), "")
 
     def is_https(self, request: Request) -> bool:
-        """Tell whether the browser speaks TLS, with us or with a proxy that we trust."""
+        """Tell whether the browser uses TLS, to us or to a trusted proxy."""
         if request.scope.get("scheme") == "https":
             return True
         proxied = is_within(direct_peer(request.scope), self._trusted)
@@ -267,18 +264,18 @@ class Auth:
 
 
 def _as_token(password: str) -> bytes:
-    """Return a password as tokens are compared: with no space around it."""
+    """Return a password in the form in which tokens are compared: stripped."""
     return password.encode("utf-8", "surrogateescape").strip()
 
 
 def check_same_origin(request: Request) -> None:
-    """Raise Forbidden unless a browser made this request for a page of ours (S29)."""
+    """Raise Forbidden unless the request comes from a page of ours (S29)."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         if site == "same-origin":
             return
         raise Forbidden("This change comes from another site.")
-    # Plain HTTP from another machine: browsers leave the better header out.
+    # Over plain HTTP from another machine, browsers omit Sec-Fetch-Site.
     origin = request.headers.get("origin", "")
     if not origin or origin.partition("://")[2] != request.headers.get("host"):
         raise Forbidden("This change does not come from a page of this inbox.")

@@ -1,8 +1,8 @@
 """The JSON API under `/api/v1`: every question and act of the admin, over HTTP with a bearer token.
 
-`endpoints` has the whole of it; `routes` makes Starlette routes of them for the server, or for a host application under
-any prefix. Every answer is JSON that no browser will take for a page; every refusal says why, in a word for programs,
-and what to do next.
+`endpoints` has all of it; `routes` makes Starlette routes of them for the server, or for a host application under any
+prefix. Every answer is JSON that no browser takes for a page; every refusal has a code for programs, a reason, and a
+hint.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -36,18 +37,17 @@ SAFE: Final[Mapping[str, str]] = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Untrusted text is in nearly every answer: no browser may take one for anything but data (S30)."""
+"""Nearly every answer contains untrusted text: no browser may take it for anything but data (S30)."""
 
 
 # -- routes ------------------------------------------------------------------------------------
 
 
 def routes(admin: Admin, access: Access, stream: Broadcast) -> list[BaseRoute]:
-    """Return every address of the API, `/openapi.json`, and a refusal for whatever else is asked below `/api/v1`."""
-    described = msgspec.json.encode(document(ENDPOINTS))
+    """Return all routes of the API, `/openapi.json`, and an answer for unknown addresses below `/api/v1`."""
 
     async def openapi(request: Request) -> Response:
-        return Response(described, media_type="application/json", headers=SAFE)
+        return Response(_encode_document(), media_type="application/json", headers=SAFE)
 
     async def elsewhere(request: Request) -> Response:
         try:
@@ -62,6 +62,11 @@ def routes(admin: Admin, access: Access, stream: Broadcast) -> list[BaseRoute]:
     ]
     every = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     return [*made, Route(PREFIX + "/{rest:path}", elsewhere, methods=every)]
+
+
+@cache
+def _encode_document() -> bytes:
+    return msgspec.json.encode(document(ENDPOINTS))
 
 
 def _serve(
@@ -96,7 +101,7 @@ def _serve(
 
 
 async def _nothing_here(request: Request, access: Access) -> Refused:
-    """Return why there is nothing; whoever has no token does not learn which addresses there are."""
+    """Return the error for an unknown address; without a token, one that does not reveal which addresses exist."""
     try:
         if await access.of(request) is None:
             return Unauthorized()
@@ -144,7 +149,7 @@ def _json(status: int, value: Any, more: Mapping[str, str] | None = None) -> Res
 def refusal(error: Refused) -> Response:
     more = {}
     if error.retry_after is not None:
-        # Rounded up: who comes a moment early is refused again.
+        # Rounded up, because a caller that comes a moment early is refused again.
         more["Retry-After"] = str(int(-(-error.retry_after // 1)))
     if isinstance(error, Unauthorized):
         more["WWW-Authenticate"] = "Bearer"
@@ -154,7 +159,7 @@ def refusal(error: Refused) -> Response:
 
 
 def _unavailable(error: StoreError) -> Response:
-    # The database's words may name hosts, users and files of ours: it is for the log.
+    # The database's message may contain hosts, users and files, so it is only logged.
     fields = {"code": error.code, "error": str(error)}
     ration.log(log, logging.WARNING, "api.store_unavailable", fields, kind=error.code)
     answer = schemas.Error(error="The store cannot answer now; try again.", code=error.code, hint="")

@@ -1,15 +1,14 @@
-"""`POST /erase`: everything that is kept of a subject goes, or is counted first. `oncehook erase` calls it (S37).
+"""Every endpoint of the JSON API: its method, path, role, parameters and answer, one function each.
 
-Only an admin may: nothing brings it back. One request erases a bounded number of events; `remaining` says whether to
-ask again.
+`ENDPOINTS` is the table; `web.api` makes routes of it and `openapi` its description.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -97,7 +96,7 @@ async def get_arrival_body(call: ApiCall) -> Response:
 
 
 def _bytes(body: bytes, name: str) -> Response:
-    """Return untrusted bytes, to be saved and never to be shown (S30)."""
+    """Return untrusted bytes as a download, never displayed (S30)."""
     attached = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
     return Response(body, media_type="application/octet-stream", headers=attached)
 
@@ -355,7 +354,7 @@ async def list_tokens(call: ApiCall) -> Any:
     return _whole([schemas.encode(one, last_used=used.get(one.name)) for one in call.access.holders])
 
 
-@get("/system", schemas.System, "Version, store, workers, watermarks.")
+@get("/system", schemas.System, "Version, store, owner of the file, workers, receivers, watermarks.")
 async def get_system(call: ApiCall) -> Any:
     return await call.admin.system()
 
@@ -403,7 +402,7 @@ async def erase(call: ApiCall) -> Any:
 
 
 class _Watching(StreamingResponse):
-    """A stream whose watcher leaves at its end, even one that was gone before it began."""
+    """A stream whose watcher is removed at its end, even if the client was gone before it began."""
 
     def __init__(self, stream: Broadcast, watcher: Watcher) -> None:
         super().__init__(stream.watch(watcher), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

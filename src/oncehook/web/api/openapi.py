@@ -1,7 +1,7 @@
-"""The API as one table: what each endpoint is called, who may ask, what it takes and answers.
+"""The table of the API: each endpoint's name, role, parameters and answer.
 
-`api` makes its routes from the table and `document` its OpenAPI description, so that the two cannot drift apart. Shapes
-are described by the types that requests are read with and answers are filled in.
+`api` makes its routes from the table and `document` its OpenAPI description, so that both agree. Shapes are described
+by the types that requests are parsed into and answers are encoded from.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Endpoint:
     answer: type[ApiAnswer] | None = None
     """None: not JSON; see `media`."""
     listed: bool = False
-    """Answers `{"items": […], "next": cursor or null}` of such answers."""
+    """Answers a page of such answers: `{"items": […], "next": cursor or null}`."""
     status: int = 200
     body: type[Body] | None = None
     parameters: Sequence[tuple[str, str]] = ()
@@ -88,33 +88,26 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
     refusals = sorted({*ALWAYS, *endpoint.refusals, *([413] if endpoint.body else [])})
+    refused = {"application/json": {"schema": _ref(Error)}}
+    parts = [part for part in endpoint.path.split("/") if part]
+    words = [endpoint.method.lower(), *(part for part in parts if not part.startswith("{"))]
     operation: dict[str, Any] = {
-        "operationId": _operation_id(endpoint),
+        "operationId": "_".join(words) + ("_one" if endpoint.path.endswith("}") else ""),
         "summary": endpoint.summary,
         "description": f"For the role {endpoint.role.name} and above.",
         "parameters": [
-            *(_parameter(name, "path", "", required=True) for name in _placeholders(endpoint.path)),
+            *(_parameter(part[1:-1], "path", "", required=True) for part in parts if part.startswith("{")),
             *(_parameter(name, "query", about) for name, about in endpoint.parameters),
             *(_parameter(name, "header", about) for name, about in endpoint.headers),
         ],
         "responses": {
             str(endpoint.status): _response(endpoint),
-            **{str(status): _refusal(status) for status in refusals},
+            **{str(status): {"description": _MEANINGS[status], "content": refused} for status in refusals},
         },
     }
     if endpoint.body is not None:
         operation["requestBody"] = {"content": {"application/json": {"schema": _ref(endpoint.body)}}}
     return operation
-
-
-def _operation_id(endpoint: Endpoint) -> str:
-    words = [part for part in endpoint.path.split("/") if part and not part.startswith("{")]
-    one = "_one" if endpoint.path.endswith("}") else ""
-    return "_".join([endpoint.method.lower(), *words]) + one
-
-
-def _placeholders(path: str) -> list[str]:
-    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
 
 
 def _parameter(name: str, place: str, about: str, *, required: bool = False) -> dict[str, Any]:
@@ -133,10 +126,6 @@ def _response(endpoint: Endpoint) -> dict[str, Any]:
             "required": ["items", "next"],
         }
     return {"description": endpoint.summary, "content": {endpoint.media: {"schema": schema}}}
-
-
-def _refusal(status: int) -> dict[str, Any]:
-    return {"description": _MEANINGS[status], "content": {"application/json": {"schema": _ref(Error)}}}
 
 
 def _ref(shape: type) -> dict[str, Any]:

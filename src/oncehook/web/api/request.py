@@ -1,7 +1,7 @@
-"""What a request to the API asks: its parameters, ids, cursor and body, read strictly.
+"""Requests to the API: parameters, ids, cursor and body, read strictly.
 
-A word that is not known is refused with the nearest one, never passed over: a filter that is misspelt and ignored would
-mean everything. Handlers get an `ApiCall`; whatever cannot be read raises BadRequest.
+An unknown parameter is refused with the nearest right one, never ignored: a misspelt filter that is ignored would mean
+everything. Endpoints get an `ApiCall`; whatever cannot be read raises BadRequest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ USUAL: Final = 50
 LARGEST_BODY: Final = 64 * 1024
 LONGEST_KEY: Final = 255
 _PLACES: Final = {"event": 16, "delivery": 16, "replay": 16, "audit": 8}
-"""Bytes of a place in each list: an id, or a line's number."""
+"""Bytes of a cursor in each list: an id, or a number."""
 
 
 class BodyTooLarge(BadRequest):
@@ -124,7 +124,7 @@ class ApiCall:
     request: Request
     identity: Identity
     admin: Admin
-    """As this one sees it."""
+    """The admin, limited to what this caller sees."""
     stream: Broadcast
     access: Access
 
@@ -136,21 +136,21 @@ class ApiCall:
         return self.identity.name
 
     def id(self, kind: type[IdT], place: str = "id") -> IdT:
-        """Return the id in the path. One of another kind is not found: nothing lives there."""
+        """Return the id in the path. An id of another kind is not found."""
         try:
             return kind.parse(self.request.path_params[place])
         except ValueError:
             raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind.prefix}.") from None
 
     def parameter(self, name: str, default: str = "") -> str:
-        """Return a parameter of the query string; given twice, it is refused."""
+        """Return a parameter of the query string; refuse one that is repeated."""
         values = self.request.query_params.getlist(name)
         if len(values) > 1:
             raise BadRequest(f"`{name}` is given twice.")
         return values[0] if values else default
 
     def filter(self) -> Filter:
-        """Return what `query=` means, and every word of a query that is a parameter of its own."""
+        """Return the filter of `query=` and of the query words that are given as parameters."""
         words = [self.parameter("query")]
         words += [f"{word}:{quote_value(value)}" for word in WORDS if (value := self.parameter(word))]
         return self.admin.read(" ".join(words))
@@ -170,23 +170,23 @@ class ApiCall:
         except (binascii.Error, ValueError):
             raise _bad_cursor() from None
         head, _, place = raw.partition(b":")
-        # A place of another size is none: PostgreSQL would refuse it as no id, and that is not the store's trouble.
+        # A cursor of another size is invalid: PostgreSQL would refuse it, and that would look like a failing store.
         if head != kind.encode() or len(place) != _PLACES[kind] or (kind == "audit" and place[0] > 0x7F):
             raise _bad_cursor()
         return place
 
     def request_key(self) -> str | None:
-        """Return what makes two requests the same act: who asks, where, and their Idempotency-Key (R47)."""
+        """Return the identity of an act: who asks, where, and their Idempotency-Key (R47)."""
         given = self.request.headers.getlist("idempotency-key")
         if not given:
             return None
         if len(given) > 1 or not 1 <= len(given[0]) <= LONGEST_KEY:
             raise BadRequest(f"Idempotency-Key is one header of 1 to {LONGEST_KEY} characters.")
-        path = self.request.url.path.rpartition("/api/v1/")[2]  # the same, wherever we are mounted
+        path = self.request.url.path.rpartition("/api/v1/")[2]  # the same wherever we are mounted
         return digest(self.actor.encode(), path.encode(), given[0].encode("latin-1")).hex()
 
     async def body(self, kind: type[B]) -> B:
-        """Return the JSON body as one of the shapes above; none at all is an empty one."""
+        """Return the JSON body as one of the shapes above; a missing body as an empty one."""
         raw = await self._raw()
         try:
             value = payload.parse(raw) if raw.strip() else {}
@@ -224,27 +224,27 @@ def _bad_cursor() -> BadRequest:
 
 
 def check_word(word: str, words: Sequence[str], what: str) -> None:
-    """Refuse a word that is not among these, naming the nearest one."""
+    """Refuse an unknown word, naming the nearest one."""
     if word not in words:
         hint = suggest(word[:60], words)
         raise BadRequest(f"`{word[:60]}` is no {what}.", hint=hint[0].upper() + hint[1:])
 
 
 def check_parameters(request: Request) -> None:
-    """Refuse parameters of path and query that no database would take."""
+    """Refuse parameters of path and query that a database cannot store."""
     check_characters(request.path_params.items())
     check_characters(request.query_params.multi_items())
 
 
 def check_characters(pairs: Iterable[tuple[str, object]]) -> None:
-    """Refuse NUL in names and values, however deep: no database takes one in a text, and nobody means it."""
+    """Refuse NUL in names and values at any depth: no database stores it in a text."""
     for name, value in pairs:
         if _has_nul(name) or _has_nul(value):
             raise BadRequest(f"`{plain(name[:60])}` has a NUL character in it.", hint="Leave it out.")
 
 
 def _has_nul(value: object) -> bool:
-    # Not deep: JSON is nested 64 times at most.
+    # Recursion is safe: JSON is nested at most 64 deep.
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, dict):
@@ -253,7 +253,7 @@ def _has_nul(value: object) -> bool:
 
 
 def rate(value: float | str | None) -> float | None:
-    """Return deliveries a second: a number, or words such as "20/s"."""
+    """Return deliveries per second: a number, or text such as "20/s"."""
     if value is None:
         return None
     try:

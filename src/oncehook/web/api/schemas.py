@@ -1,7 +1,7 @@
-"""Answers of the API: for each value of the domain, which of its fields are answered, and in which form.
+"""Answers of the API: for each domain value, the fields that are answered, and their form.
 
-`shape` takes the types from the domain's own class; `encode` makes the answer. Ids leave in their text form, times in
-UTC. The fields of a delivery and of the stats are part of the public contract.
+`shape` takes the types from the domain's own class; `encode` builds the answer. Ids are answered as text, times in UTC.
+The fields of a delivery and of the stats are part of the public contract.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SHAPES: Final[dict[type, tuple[type[ApiAnswer], Mapping[str, Callable[[Any], An
 
 
 def shape(name: str, kind: type, doc: str, fields: str, parts: Sequence[str] = (), **made: Made) -> type[ApiAnswer]:
-    """Describe how values of a class of the domain are answered: by these of its fields and those of its `parts`.
+    """Describe how values of a domain class are answered: by these of its fields and those of its `parts`.
 
-    `made` says how a field is made that the domain does not have under this name.
+    `made` has functions for fields that the domain does not have under this name.
     """
     hints = _hints(kind)
     places = dict.fromkeys(hints, "")
@@ -58,7 +58,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _describe_type(hint: Any) -> Any:
-    """Return the type that a reader of the API sees: enums and ids are text, shaped values their shape."""
+    """Return the type as seen through the API: enums and ids are text, shaped values their shape."""
     origin, inner = get_origin(hint), tuple(_describe_type(one) for one in get_args(hint))
     if origin in (Union, types.UnionType):
         return reduce(or_, inner)
@@ -70,7 +70,7 @@ def _describe_type(hint: Any) -> Any:
 
 
 def encode(value: Any, **given: Any) -> Any:
-    """Return a value of the domain as it is answered, with these fields in place of its own; others as they are."""
+    """Encode a domain value as its answer; `fields` replace its own."""
     if type(value) in _SHAPES:
         kind, getters = _SHAPES[type(value)]
         return kind(**{name: given[name] if name in given else encode(get(value)) for name, get in getters.items()})
@@ -308,11 +308,19 @@ Worker = shape(
     "A worker that has lately been heard of.",
     "id host pid started_at seen_at leases destinations",
 )
+Receiver = shape(
+    "Receiver",
+    reports.RunningReceiver,
+    """A process that takes arrivals in for a server that has several, as it last reported. `arrivals` is how many it
+    has answered since it started, `cpu` in seconds, `memory` in bytes.
+    """,
+    "number pid started_at connections arrivals cpu memory",
+)
 System = shape(
     "System",
     reports.System,
     "The whole, from outside.",
-    "version store schema schema_target size workers watermarks",
+    "version store schema schema_target size owner workers receivers watermarks",
     store=(str, attrgetter("engine")),
     schema=(int, attrgetter("schema.current")),
     schema_target=(int, attrgetter("schema.target")),
@@ -357,6 +365,6 @@ Sampled = shape(
 
 
 def encode_test(outcome: samples.Tested, role: Role) -> Any:
-    """Return what somebody may learn of a test: only an admin more than the class of the status (S22)."""
+    """Encode a test's result: only an admin sees more than the class of the status (S22)."""
     hidden = {} if role >= Role.admin else {"status": None, "error": None, "seconds": None}
     return encode(outcome, **hidden)

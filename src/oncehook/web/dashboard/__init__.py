@@ -1,7 +1,7 @@
-"""The dashboard: every page and every act of it, with the role that each needs.
+"""The dashboard: all of its pages and acts, with the role that each needs.
 
-`PAGES` is the whole of it, one line each; `routes` makes Starlette routes of them for the server, `dashboard` an
-application to be mounted under any prefix. Pages ask the admin and nothing else. Every one works without script.
+`PAGES` is the table, one line each; `routes` makes Starlette routes of them for the server, `dashboard` an application
+to mount under any prefix. Pages ask the admin only. Every page works without scripts.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class PageRoute:
     endpoint: PageHandler
     role: Role = Role.viewer
     method: str = "GET"
+    menu: tuple[str, str] | None = None
+    """Icon and name of a page in the rail."""
 
 
 def _act(path: str, endpoint: PageHandler) -> PageRoute:
@@ -51,7 +53,7 @@ def _act(path: str, endpoint: PageHandler) -> PageRoute:
 
 
 def _ask(path: str, endpoint: PageHandler) -> PageRoute:
-    """Return a dialog before an act: whoever may not act needs none."""
+    """Return a dialog before an act; for a viewer who may not act, none."""
     return PageRoute(path, endpoint, Role.operator)
 
 
@@ -59,7 +61,7 @@ def _ask(path: str, endpoint: PageHandler) -> PageRoute:
 
 
 async def stream(context: PageContext) -> Response:
-    """Show hints that something has happened; with `page=live`, what it was."""
+    """Stream hints that something has happened; with `page=live`, what it was."""
     event_id, kind = context.parameter("event"), context.parameter("kind", "all")
     watcher = context.stream.join(context.admin.scope)
 
@@ -82,14 +84,14 @@ async def stream(context: PageContext) -> Response:
 
 
 PAGES: Final[Sequence[PageRoute]] = (
-    PageRoute("/", overview.overview),
-    PageRoute("/events", events.events),
+    PageRoute("/", overview.overview, menu=("overview", "Overview")),
+    PageRoute("/events", events.events, menu=("events", "Events")),
     PageRoute("/events/fresh", events.fresh),
     PageRoute("/events/complete", events.complete),
     PageRoute("/events/{id}", events.event),
     PageRoute("/events/{id}/body", events.body),
     PageRoute("/events/{id}/json", events.as_json),
-    PageRoute("/dead", dead.dead),
+    PageRoute("/dead", dead.dead, menu=("dead", "Dead letters")),
     PageRoute("/dead/group", dead.group),
     _ask("/dead/discard", dead.ask_discard_many),
     _act("/dead/discard", dead.discard_many),
@@ -97,24 +99,24 @@ PAGES: Final[Sequence[PageRoute]] = (
     _act("/deliveries/{id}/discard", dead.discard),
     _ask("/deliveries/{id}/retry", replays.ask_retry),
     _act("/deliveries/{id}/retry", replays.retry),
-    PageRoute("/replays", replays.replays),
+    PageRoute("/replays", replays.replays, menu=("replay", "Replays")),
     _ask("/replays/plan", replays.plan),
     _act("/replays", replays.start),
     _ask("/replays/{id}/abort", replays.ask_abort),
     _act("/replays/{id}/pause", replays.pause),
     _act("/replays/{id}/resume", replays.resume),
     _act("/replays/{id}/abort", replays.abort),
-    PageRoute("/sources", setup.sources),
+    PageRoute("/sources", setup.sources, menu=("sources", "Sources")),
     _ask("/sources/{name}/sample", setup.ask_sample),
     _act("/sources/{name}/sample", setup.sample),
-    PageRoute("/destinations", setup.destinations),
+    PageRoute("/destinations", setup.destinations, menu=("destinations", "Destinations")),
     _ask("/destinations/{name}/test", setup.ask_test),
     _act("/destinations/{name}/test", setup.test),
     _ask("/destinations/{name}/pause", setup.ask_pause),
     _act("/destinations/{name}/pause", setup.pause),
     _act("/destinations/{name}/resume", setup.resume),
-    PageRoute("/live", setup.live),
-    PageRoute("/system", setup.system),
+    PageRoute("/live", setup.live, menu=("live", "Live")),
+    PageRoute("/system", setup.system, menu=("system", "System")),
     PageRoute("/ui/stream", stream),
 )
 
@@ -122,25 +124,25 @@ CALLOUTS: Final[Sequence[PageRoute]] = (
     _act("/callouts/{name}/dismiss", context.dismiss),
     _act("/callouts/{name}/act", context.act),
 )
-"""Where there is a guide."""
+"""Routes of the guide's callouts, where there is a guide."""
 
 
 # -- from a request to a page ------------------------------------------------------------------
 
 
 class DashboardRoutes:
-    """Routes of all pages: who asks, the role, the page, and a page for what goes wrong."""
+    """Routes of all pages: authentication, the role, the page, and a page for errors."""
 
     def __init__(self, admin: Admin, auth: Auth, live: Broadcast, guide: Guide | None = None) -> None:
         self._admin = admin
         self._auth = auth
         self._live = live
-        self._frames = Frames()
+        self._frames = Frames([(page.path, *page.menu) for page in PAGES if page.menu is not None])
         self._latency = Latency()
         self._guide = guide
 
     def routes(self) -> list[BaseRoute]:
-        """Return everything, the page for what is not there included: to be put behind all other routes."""
+        """Return all routes, including the page for unknown addresses, so they must come after all other routes."""
         made: list[BaseRoute] = [
             Mount("/static", _Static(directory=STATIC), name="static"),
             Route("/login", self._login_route(self._show_login), methods=["GET"]),
@@ -206,14 +208,14 @@ class DashboardRoutes:
     def _send_to_login(self, request: Request) -> Response:
         if self._auth.is_hosted:
             return self._bare(request, NotForYou(), 403)
-        if request.headers.get("hx-request"):  # a script cannot log in: have the whole page go there
+        if request.headers.get("hx-request"):  # a script cannot log in, so the whole page goes there
             return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login"})
         if request.method == "GET" and request.url.path.rstrip("/") in (root_of(request), ""):
             return self._login_page(request)
         return RedirectResponse(f"{root_of(request)}/login{self._return_query(request)}", 303, headers=dict(SAFE))
 
     def _return_query(self, request: Request) -> str:
-        """Return the page somebody asked for, for those who can be brought back to it after they have signed in."""
+        """Return the query string that brings a visitor back to the requested page after signing in."""
         path = request.url.path.removeprefix(root_of(request))
         query = f"?{request.url.query}" if request.url.query else ""
         if self._auth.oidc is None or request.method != "GET" or own_path(path + query) == "/":
@@ -257,7 +259,7 @@ class DashboardRoutes:
 
     async def _log_in_by_link(self, request: Request, token: str) -> Response:
         home = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
-        if await self._auth.of(request) is not None:  # a second click on a link that was used: they are in already
+        if await self._auth.of(request) is not None:  # a second click on a used link: they are logged in already
             return home
         identity = self._auth.by_link(request, token)
         if identity is None:
@@ -288,12 +290,12 @@ class DashboardRoutes:
             identity = signed_in.identity
             detail = {"by": "oidc", "subject": signed_in.subject, "role": identity.role.name}
             await self._admin.note(identity.name, "login", "session", **detail)
-            # A page that goes on by itself, and no redirect: on one that began at another site, browsers would not
-            # send the strict cookie which this answer brings.
+            # A page that continues by itself instead of a redirect: on one that began at another site, browsers would
+            # not send the strict cookie that this answer sets.
             answer = html(request, "signed_in.html", 200, name=identity.name, to=to)
             await self._auth.begin_signed_in(request, signed_in, answer)
         await self._auth.end_sign_in(answer)
-        answer.headers["Referrer-Policy"] = "no-referrer"  # the address of this page holds the code
+        answer.headers["Referrer-Policy"] = "no-referrer"  # this page's address contains the code
         return answer
 
     def _check_oidc(self) -> None:
@@ -312,7 +314,7 @@ class DashboardRoutes:
     # -- what goes wrong -----------------------------------------------------------------------
 
     async def _error_page(self, request: Request, error: OncehookError, context: PageContext | None) -> Response:
-        """Show a page that says what went wrong and what to do; in its frame, where that can be had."""
+        """Show a page with the error and its hint; with the frame, where that is available."""
         status = error.status if isinstance(error, Refused) else 503 if isinstance(error, StoreError) else 500
         answer: Response | None = None
         if context is not None and not isinstance(error, StoreError):
@@ -332,7 +334,7 @@ class DashboardRoutes:
 
 
 def _back(request: Request) -> str:
-    """Return the page of this site that they come from; empty when they come from elsewhere."""
+    """Return the page of this site that the visitor came from; empty for other sites."""
     came = request.headers.get("referer", "")
     scheme, _, rest = came.partition("://")
     return came if scheme in ("http", "https") and rest.partition("/")[0] == request.headers.get("host") else ""
@@ -364,7 +366,7 @@ class LinkUsed(Refused):
 
 
 class _Static(StaticFiles):
-    """Files of ours; asked for again each time, and mostly answered with "as before"."""
+    """Our static files, revalidated at each request."""
 
     def file_response(self, *arguments: Any, **named: Any) -> Response:
         answer = super().file_response(*arguments, **named)
@@ -378,28 +380,29 @@ _NOBODY: Final = Identity("", Role.viewer)
 
 
 def routes(admin: Admin, auth: Auth, live: Broadcast, guide: Guide | None = None) -> list[BaseRoute]:
-    """Return the dashboard's routes; put them behind all others, because the last one answers everything."""
+    """Return the dashboard's routes. They must come last, because the last one answers everything."""
     return DashboardRoutes(admin, auth, live, guide).routes()
 
 
 class _Hosted(Starlette):
-    """Dashboard and API inside another application. It learns from that one's routes where hooks come in."""
+    """Dashboard and API inside another application, whose routes tell where hooks are received."""
 
     def __init__(self, own: list[BaseRoute], ways_in: Sequence[object]) -> None:
         super().__init__(routes=own)
         self._ways_in = ways_in
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        around = getattr(scope.get("app"), "routes", ())  # of Starlette and FastAPI; others say it in the scope
+        # of Starlette and FastAPI; other frameworks put it into the scope
+        around = getattr(scope.get("app"), "routes", ())
         mounts = [one.path for one in around if isinstance(one, Mount) and one.app in self._ways_in]
         scope.setdefault(WAY_IN, scope.get("app_root_path", "") + mounts[0] if mounts else None)
         await super().__call__(scope, receive, send)
 
 
 def dashboard(admin: Admin, live: Broadcast, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
-    """Build dashboard and API as an application, to be mounted in another one; that one decides who comes in.
+    """Build dashboard and API as an application to mount in another one, which decides who is admitted.
 
-    `ways_in` are the applications that take hooks in, which the other one may have mounted beside it.
+    `ways_in` are the applications that receive hooks, which the other one may have mounted as well.
     """
     access = Access(authorize=authorize)
     own = [*api.routes(admin, access, live), *routes(admin, Auth(access, authorize=authorize), live)]

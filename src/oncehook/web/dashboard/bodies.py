@@ -1,7 +1,7 @@
-"""A body as people read it: a tree, raw text, hexadecimal, and how two bodies differ.
+"""A body for people: a tree, text, hexadecimal, and the difference between two bodies.
 
-Bytes come in; rows and nested nodes go out, which templates write as escaped text. What is shown is cut at 200 KB,
-whatever the body holds (S30). Called by `pages`.
+Bytes come in; rows and nested nodes go out, which templates write as escaped text. At most 200 KB are shown, whatever
+the body contains (S30).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oncehook import payload
 SHOWN: Final = 200 * 1024
 HEX_SHOWN: Final = 16 * 1024
 NODES: Final = 3000
-"""Values of a tree at most; a browser with more of them stops being quick."""
+"""Values of a tree at most, because browsers become slow with more."""
 LINES: Final = 4000
 TEXT: Final = 2000
 OPEN_DEPTH: Final = 12
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def hint(self) -> str:
-        """Return what a closed object or array says of itself."""
+        """Return the summary of a closed object or array."""
         if self.kind == "a":
             return f"[ {self.text} ]"
         return f"{{ {self.text} }}"
@@ -49,7 +49,7 @@ class _Budget:
 
 
 def tree(body: bytes) -> tuple[Node, bool] | None:
-    """Return the tree of a JSON or form body and whether it is whole; None when it cannot be read as either."""
+    """Return the tree of a JSON or form body and whether it is complete; None when it is neither."""
     if len(body) > 4 * SHOWN:
         return None
     try:
@@ -91,12 +91,12 @@ def _node(name: str, value: Any, depth: int, budget: _Budget) -> Node:
 
 
 def raw(body: bytes) -> tuple[str, bool]:
-    """Return the body as text, and whether it is whole. Bytes that are no text are shown as such."""
+    """Return the body as text, and whether it is complete. Bytes that are no text are shown escaped."""
     return body[:SHOWN].decode("utf-8", "replace"), len(body) <= SHOWN
 
 
 def dump(body: bytes) -> tuple[list[tuple[str, str, str]], bool]:
-    """Return offset, sixteen bytes and what they spell, line by line; and whether it is whole."""
+    """Return lines of offset, sixteen bytes and their characters, and whether they are complete."""
     part = body[:HEX_SHOWN]
     rows = []
     for start in range(0, len(part), 16):
@@ -113,7 +113,7 @@ def dump(body: bytes) -> tuple[list[tuple[str, str, str]], bool]:
 @dataclass(frozen=True, slots=True)
 class DiffLine:
     kind: str
-    """`same`, `add`, `del`, or `skip` for lines that are alike and left out."""
+    """`same`, `add`, `del`, or `skip` for equal lines that are left out."""
     number: int | None
     text: str
 
@@ -123,7 +123,7 @@ class DiffLine:
 
 
 def differences(first: bytes, other: bytes, around: int = 3) -> list[DiffLine]:
-    """Return how two bodies differ, sorted and indented where they are JSON."""
+    """Return the differences of two bodies, sorted and indented where they are JSON."""
     before, after = _lines(first), _lines(other)
     found: list[DiffLine] = []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > 500)

@@ -1,7 +1,7 @@
-"""How long deliveries take from received to done: quantiles of a sample, for the chart of the overview.
+"""Charts of the dashboard: sparklines, bars, flows over time, and latency from received to done.
 
-Read off the store's own deliveries, a few for each part of the time, so that it survives a restart and costs the same
-with a million events. Called by `overview`.
+Flows come from the store's counters. Latencies are quantiles of a small sample of deliveries per step, so that they
+survive a restart and cost the same with a million events. Called by `overview` and `setup`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import ceil
 from typing import Final
 
 from oncehook.admin import Admin
+from oncehook.human import show_elapsed
 from oncehook.model import DeliveryStatus, Filter
 
 Points = Sequence[tuple[datetime, int]]
@@ -23,14 +24,14 @@ HEIGHT: Final = 28.0
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """A small line in a box of 100 by 28, and the area under it."""
+    """A sparkline in a box of 100 by 28, and the area under it."""
 
     line: str
     area: str
 
 
 def spark(values: Sequence[float]) -> Spark:
-    """Return the line through these values, from nothing to their highest."""
+    """Return the sparkline of these values, from zero to their highest."""
     if len(values) < 2:
         values = [0.0, 0.0]
     top = max(values) or 1.0
@@ -42,7 +43,7 @@ def spark(values: Sequence[float]) -> Spark:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a bar: its ink, where it begins and how wide it is, of 100."""
+    """A part of a bar: its colour, start and width, in percent."""
 
     ink: str
     x: float
@@ -65,17 +66,17 @@ def bar(parts: Iterable[tuple[str, float]], whole: float) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time up to now, cut into steps."""
+    """A time span up to now, divided into steps."""
 
     word: str
-    """As written in the address."""
+    """Its name in the address."""
     title: str
     before: str
     seconds: float
     step: float
 
     def steps(self, now: datetime) -> list[datetime]:
-        """Return where each step begins, oldest first; the last one is still under way."""
+        """Return the beginning of each step, oldest first; the last one is not over yet."""
         first = now.timestamp() // self.step * self.step - self.step * (ceil(self.seconds / self.step) - 1)
         start = datetime.fromtimestamp(first, UTC)
         return [start + timedelta(seconds=self.step * n) for n in range(ceil(self.seconds / self.step))]
@@ -87,18 +88,18 @@ class Span:
 SPANS: Final = (
     Span("1h", "Last hour", "hour before", 3600, 60),
     Span("24h", "Last 24 h", "day before", 86_400, 1800),
-    # Older than two days, counters know days only.
+    # Counters older than two days are kept by day only.
     Span("7d", "Last 7 days", "week before", 7 * 86_400, 86_400),
 )
 
 
 def span_of(word: str) -> Span:
-    """Return the stretch that an address names; the last hour when it names none we know."""
+    """Return the span that a parameter names; the last hour for an unknown name."""
     return next((span for span in SPANS if span.word == word), SPANS[0])
 
 
 def fill(points: Points | None, steps: Sequence[datetime], step: float) -> list[int]:
-    """Return what was counted in each step, with nothing where nothing was."""
+    """Return the count of each step, 0 where nothing was counted."""
     counted: dict[int, int] = {}
     for at, n in points or ():
         slot = int(at.timestamp() // step)
@@ -116,7 +117,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart is a table: its columns with their ink, its rows with a label each."""
+    """A chart as a table: columns with their colours, rows with a label each."""
 
     columns: Sequence[tuple[str, str]]
     rows: Sequence[tuple[str, Sequence[float | None]]]
@@ -125,14 +126,14 @@ class Chart:
 
 PARTS: Final = 12
 SAMPLE: Final = 40
-"""Deliveries looked at for each part."""
+"""Deliveries read per step."""
 SHARES: Final = (0.5, 0.95, 0.99)
 
 Values = Sequence[float | None]
 
 
 class Latency:
-    """The chart of latencies; parts that are past are computed once."""
+    """The chart of latencies; past steps are computed once."""
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, int, frozenset[str] | None], Values] = {}
@@ -165,9 +166,5 @@ def _sentence(values: Sequence[Values]) -> str:
     last = next((row for row in reversed(values) if row[0] is not None), None)
     if last is None:
         return "Received to done: nothing was done in this time."
-    shares = [f"p{100 * share:.0f} {_show_latency(value or 0)}" for share, value in zip(SHARES, last, strict=True)]
+    shares = [f"p{100 * n:.0f} {show_elapsed((value or 0) / 1000)}" for n, value in zip(SHARES, last, strict=True)]
     return f"Lately {', '.join(shares)}."
-
-
-def _show_latency(milliseconds: float) -> str:
-    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"

@@ -1,7 +1,7 @@
-"""The context of one request to a page: who asks for what, and the frame around every answer.
+"""The context of one request to a page: the person, the parameters, and the frame around every answer.
 
-Pages get a `PageContext` and answer with `context.page(...)`. The frame (rail, badges, banners) is the same for
-all and is asked for at most once a second, however many pages are open.
+Pages get a `PageContext` and answer with `context.page(...)`. The frame (rail, badges, banners) is the same for all and
+is read at most once a second, however many pages are open.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class Callout:
     link_text: str = ""
     opens_dialog: bool = False
     act: str = ""
-    """What its button says; empty: it has none."""
+    """Label of its button; empty without one."""
 
 
 class Guide(Protocol):
     """A source of callouts."""
 
     async def callouts(self) -> Sequence[Callout]:
-        """Return those that nobody has dismissed."""
+        """Return the callouts that nobody has dismissed."""
 
     def dismiss(self, name: str) -> None:
-        """Show it no more while this process runs."""
+        """Hide a callout while this process runs."""
 
     def act(self, name: str) -> None:
-        """Do what the button of a callout says."""
+        """Do what the button of a callout offers."""
 
 
 async def dismiss(context: PageContext) -> Response:
@@ -85,7 +85,7 @@ SAFE: Final[Mapping[str, str]] = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not "no-referrer": with it, browsers hide the origin of our own forms from us.
+    # Not "no-referrer", with which browsers would hide the origin of our own forms from us.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -95,13 +95,18 @@ SAFE: Final[Mapping[str, str]] = {
 
 FRESH: Final = 1.0
 WAY_IN: Final = "oncehook.way_in"
-"""In a request's scope: where hooks come in, as far as the application around the dashboard tells."""
+"""Key in a request's scope for the path below which the surrounding application receives hooks."""
+
+
+MenuEntry = tuple[str, str, str]
+"""Path, icon and name of a page in the rail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The parts around every page: rail, badges, banners."""
 
+    menu: Sequence[MenuEntry]
     system: System
     levels: Mapping[str, Level]
     running: int
@@ -113,7 +118,7 @@ class Frame:
 
     @property
     def due(self) -> int:
-        """Return deliveries that wait while no worker is there."""
+        """Return the number of pending deliveries, for a warning where no worker is there."""
         return sum(level.pending for level in self.levels.values())
 
     @property
@@ -122,31 +127,32 @@ class Frame:
 
     @property
     def is_alarmed(self) -> bool:
-        """Tell whether more is crossed than daily volumes, which are notices."""
+        """Tell whether a watermark is crossed that is an alarm: daily volumes are notices only."""
         return any(mark.source is None for mark in self.crossed)
 
 
 class Frames:
-    """The frame, kept for a second: many open pages ask the store no more often than one."""
+    """The frame, cached for a second: many open pages query the store no more often than one."""
 
-    def __init__(self) -> None:
+    def __init__(self, menu: Sequence[MenuEntry]) -> None:
+        self._menu = menu
         self._kept: dict[frozenset[str] | None, tuple[Frame, float]] = {}
-        """By scope: what is counted differs for who sees only some sources."""
+        """By scope, because a viewer of some sources gets other counts."""
 
     async def get(self, admin: Admin) -> Frame:
-        """Return the frame as of a second ago at most, for whoever asks."""
+        """Return the frame, at most a second old."""
         now = clock.steady()
         self._kept = {scope: kept for scope, kept in self._kept.items() if kept[1] > now}
         if admin.scope not in self._kept:
             replays = await admin.replays(limit=20)
             open_ = [one for one in replays.items if one.state in (ReplayState.running, ReplayState.paused)]
-            frame = Frame(await admin.system(), await admin.levels(), len(open_))
+            frame = Frame(self._menu, await admin.system(), await admin.levels(), len(open_))
             self._kept[admin.scope] = frame, clock.steady() + FRESH
             return frame
         return self._kept[admin.scope][0]
 
     def forget(self) -> None:
-        """Read it anew next time, because somebody acted."""
+        """Drop the cached frame, because somebody acted."""
         self._kept.clear()
 
 
@@ -166,13 +172,13 @@ class PageContext(ApiCall):
 
     @property
     def origin(self) -> str:
-        """Return scheme and host under which this visitor knows us."""
+        """Return scheme and host as the visitor addressed us."""
         scheme = "https" if self.auth.is_https(self.request) else "http"
         return f"{scheme}://{self.request.headers.get('host', '')}"
 
     @property
     def way_in(self) -> str:
-        """Return the address before the name of a source. To be shown only: the host in it is the visitor's word."""
+        """Return the URL before a source's name. For display only: its host comes from the visitor's request."""
         if not self.auth.is_hosted:
             return f"{self.origin}/in"
         path = self.request.scope.get(WAY_IN)
@@ -180,7 +186,7 @@ class PageContext(ApiCall):
 
     @property
     def is_fragment(self) -> bool:
-        """Tell whether a script asks for a dialog, and not a person for a page."""
+        """Tell whether a script requests a dialog, not a person a page."""
         return self.request.headers.get("hx-target") == "dialog"
 
     @property
@@ -188,14 +194,14 @@ class PageContext(ApiCall):
         return self.identity.role >= Role.operator
 
     def many(self, name: str) -> list[str]:
-        """Return a parameter that may be given more than once."""
+        """Return a parameter that may be repeated."""
         return self.request.query_params.getlist(name)
 
     def is_on(self, name: str) -> bool:
         return self.parameter(name) in ("1", "on", "true")
 
     async def form(self) -> dict[str, str]:
-        """Return what was sent with a form; of a name that is given twice, the last one counts."""
+        """Return the fields of a form; the last value of a repeated one."""
         raw = await self._raw()
         try:
             fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50)
@@ -209,18 +215,18 @@ class PageContext(ApiCall):
         return html(self.request, template, status, **self.around, frame=frame, **shown)
 
     async def dialog(self, template: str, *, status: int = 200, **shown: Any) -> Response:
-        """Return a dialog: for a script as it is, else as a page of its own."""
+        """Return a dialog: as a fragment for a script, otherwise as a page of its own."""
         if self.is_fragment:
             return html(self.request, template, status, **self.around, base="_dialog.html", **shown)
         return await self.page(template, status=status, base="dialog.html", **shown)
 
     async def callouts(self, *names: str) -> Sequence[Callout]:
-        """Return what the guide points at, where there is one: all of it, or these."""
+        """Return the guide's callouts, all or these, if there is a guide."""
         found = () if self.guide is None else await self.guide.callouts()
         return [one for one in found if not names or one.name in names]
 
     def fragment(self, template: str, **shown: Any) -> Response:
-        """Return a part of a page, for a script to put in its place."""
+        """Return a part of a page, for a script to insert."""
         return html(self.request, template, 200, **self.around, **shown)
 
     @property
@@ -231,7 +237,7 @@ class PageContext(ApiCall):
             "sees_payloads": self.admin.sees_payloads,
             "is_hosted": self.auth.is_hosted,
             "is_live": self.stream.is_live,
-            # Asked for again by the page: "//evil.example/x" would be another site's address.
+            # The page requests this path again: "//evil.example/x" would be another site.
             "here": "/" + quote(self.request.scope["path"].lstrip("/")),
             "sentence": self.request.query_params.get("said", ""),
             "now": self.now,
@@ -247,11 +253,11 @@ class PageContext(ApiCall):
 
 
 def root_of(request: Request) -> str:
-    """Return where this dashboard is mounted, without a slash at the end."""
+    """Return the path at which this dashboard is mounted, without a final slash."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 def html(request: Request, template: str, status: int, **shown: Any) -> Response:
-    """Return a page or a part of one, with the headers that keep untrusted text from doing anything."""
+    """Return a page or a part of one, with headers that keep untrusted text from having any effect."""
     text = render(template, root=root_of(request), scripts=has_scripts(), **shown)
     return HTMLResponse(text, status, headers=dict(SAFE))

@@ -17,20 +17,20 @@ from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.context import PageContext
 
 OPENED: Final = 2
-"""Groups that are open when the page comes."""
+"""Groups that are open when the page loads."""
 ROWS: Final = 5
 _HTTP: Final = re.compile(r"HTTP ([1-9][0-9]{2})")
 
 
 @dataclass(frozen=True, slots=True)
 class CauseGroup:
-    """Dead letters of one destination that died of the same thing."""
+    """Dead letters of one destination with the same cause."""
 
     cause: Cause
     query: str
     rows: Sequence[StoredDelivery] = ()
     previews: Mapping[bytes, DeliveryPreview] = field(default_factory=dict)
-    """What its rows say, and to whom."""
+    """Text and recipient of its rows."""
     replayable: Collection[bytes] = ()
     last: StoredAttempt | None = None
     """The last attempt of the sample, with its evidence."""
@@ -83,7 +83,7 @@ async def _group(context: PageContext, cause: Cause, *, is_open: bool) -> CauseG
 
 
 def query_of(cause: Cause) -> str:
-    """Return the query that finds a group: by status code where the cause is one, else by its words."""
+    """Return the query of a group: by status code where the cause is one, otherwise by its text."""
     found = f"destination:{quote_value(cause.destination)} status:dead"
     code = _HTTP.fullmatch(cause.cause)
     if code:
@@ -112,7 +112,7 @@ async def discard(context: PageContext) -> Response:
 
 
 async def ask_discard_many(context: PageContext) -> Response:
-    """Show the dialog before a group is closed: how many, and which."""
+    """Show the dialog before a group is closed, with its number and rows."""
     return await _show_discard(context, await _request_dead(context))
 
 
@@ -132,7 +132,7 @@ async def _show_discard(context: PageContext, request: ReplayRequest, note: str 
 
 
 async def discard_many(context: PageContext) -> Response:
-    """Close the dead letters that the dialog has shown. When there are more of them, they are shown first."""
+    """Close the dead letters that the dialog has shown. If there are more by now, show those first."""
     form = await context.form()
     token, reason = form.get("plan", ""), form.get("reason", "")
     try:
@@ -144,7 +144,7 @@ async def discard_many(context: PageContext) -> Response:
 
 
 async def _request_dead(context: PageContext) -> ReplayRequest:
-    """Return what the address means: a query, or events and deliveries by their ids; of these the dead ones."""
+    """Return the request of the parameters: a query, or events and deliveries by id; limited to dead ones."""
     ids = context.many("ids")
     text = context.parameter("query")
     if "status:" not in text:

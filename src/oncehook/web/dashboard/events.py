@@ -7,11 +7,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from oncehook.errors import NotFound, QueryInvalid, Undecryptable
@@ -41,7 +42,7 @@ OFTEN: Final = ("status:dead", "status:pending", "is:replayed", "code:5xx", "att
 TABS: Final = ("body", "headers", "arrivals", "deliveries", "subject")
 _WORD: Final = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*+")++|\S+')
 _SKEW: Final = timedelta(minutes=5)
-"""By so much may the clocks of receivers differ."""
+"""Seconds by which the clocks of receivers may differ."""
 NOTHING_MORE: Final[Page[ListedEvent]] = Page(())
 
 
@@ -80,7 +81,7 @@ async def _source_names(context: PageContext) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ListedState:
-    """The state of an event in the list that is not simply done."""
+    """The state of a listed event that is not simply done."""
 
     outcome: str = ""
     again: frozenset[str] = frozenset()
@@ -88,7 +89,7 @@ class ListedState:
 
 
 async def _describe_unfinished(context: PageContext, shown: Sequence[ListedEvent]) -> dict[bytes, ListedState]:
-    """Read from the deliveries of each event that is not simply done, one short look each."""
+    """Describe each event that is not simply done, from one short query of its deliveries."""
     odd = [event for event in shown if any(one.status is not DeliveryStatus.done for one in event.deliveries)]
     pages = await asyncio.gather(*[context.admin.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
     return {
@@ -127,7 +128,7 @@ def _describe(delivery: StoredDelivery, now: datetime) -> str:
 
 
 async def fresh(context: PageContext) -> Response:
-    """Show how many events match that are newer than the list in view."""
+    """Show how many matching events are newer than the list in view."""
     query, latest = context.parameter("query"), context.parameter("after")
     after = some_id(EventId, latest) if latest else b""
     page = await context.admin.events(_newer(context.admin.read(query), after, context.now), limit=NEW)
@@ -136,8 +137,8 @@ async def fresh(context: PageContext) -> Response:
 
 
 def _newer(filter: Filter, after: bytes, now: datetime) -> Filter:
-    """Return a filter for what may be newer than an event; asked at every tick, it must not walk all bodies."""
-    # An id begins with its milliseconds, and may be of a future: of a clock that ran ahead and was set right.
+    """Return a filter for events newer than one: queried at every tick, it must not read all bodies."""
+    # An id begins with its milliseconds, which may be in the future if the clock was set back.
     made = min(int.from_bytes(after[:6]) / 1000, now.timestamp())
     since = datetime.fromtimestamp(made, UTC) - _SKEW
     return replace(filter, since=max(filter.since or since, since))
@@ -166,7 +167,7 @@ def _parts(query: str) -> list[Part]:
 
 
 def _chips(query: str, sources: Sequence[str]) -> list[tuple[str, str]]:
-    """Return words that would narrow the list, and the query with them."""
+    """Return words that would narrow the list, each with the resulting query."""
     used = {word.partition(":")[0] for word in _WORD.findall(query)}
     offered = [] if "status" in used else ["status:dead", "status:pending", "status:done"]
     offered += [] if "source" in used else [f"source:{name}" for name in sources[:4]]
@@ -248,7 +249,7 @@ async def _read_history(context: PageContext, shown: ShownEvent, arrivals: Seque
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The neighbours of an event at one destination, in their order."""
+    """The neighbours of an event at one destination, in order."""
 
     destination: str
     deliveries: Sequence[StoredDelivery]
@@ -282,7 +283,7 @@ async def _detail(
         found["dump"] = bodies.dump(body) if found["view"] == "hex" else None
     elif tab == "arrivals":
         number = _choose_arrival(context.parameter("with"), arrivals)
-        with suppress(Undecryptable):  # the list is shown without the difference
+        with suppress(Undecryptable):  # the list is shown without differences
             other = (
                 None if number is None else await context.admin.arrival_body(shown.event.id, arrivals[number - 1].id)
             )
@@ -299,7 +300,7 @@ def _choose_arrival(text: str, arrivals: Sequence[ShownArrival]) -> int | None:
 
 
 def _curl(shown: ShownEvent, origin: str) -> str | None:
-    """Return the request again, as a command; what is masked stays masked. None where it was no request to us."""
+    """Return the request as a curl command; masked values stay masked. None for an event that was no request."""
     if not shown.request.target.startswith("/"):
         return None
     left_out = {"host", "content-length", "connection", "accept-encoding", "transfer-encoding"}
@@ -314,12 +315,12 @@ def _curl(shown: ShownEvent, origin: str) -> str | None:
 
 
 def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
-    """Return a test that begins with this event, for the pytest plugin's `inbox`. It sends nothing to the world."""
+    """Return a test that begins with this event, for the pytest plugin's `inbox`; it sends nothing over the network."""
     kept = shown.event
     small = len(kept.body) <= 4096
     body = repr(kept.body) if small else f'Path("{kept.id}.bin").read_bytes()'
     name = re.sub(r"[^0-9a-z]+", "_", f"{kept.source} {kept.type}".lower(), flags=re.ASCII).strip("_")
-    kind = f", {kept.type!r}" if kept.type else ""  # with it come the headers in which some senders say what it is
+    kind = f", {kept.type!r}" if kept.type else ""  # its headers are needed, in which some senders name the type
     call = f"send({kept.source!r}{kind}, body={body})"
     if shown.request.method == "EMIT":
         call = f"emit({kept.source!r}, {kept.type!r}, {body}, key={kept.key!r}, subject={kept.subject!r})"
@@ -332,14 +333,14 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
 
 
 async def as_json(context: PageContext) -> Response:
-    """Show the event as the API tells it, for who is logged in here and has no token."""
+    """Show the event as the API answers it, for a person who is logged in and has no token."""
     event = schemas.encode(await context.admin.event(context.id(EventId)))
     headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
     return Response(msgspec.json.encode(event), media_type="application/json", headers=headers)
 
 
 async def body(context: PageContext) -> Response:
-    """Show the bytes as they are kept, to be saved and never to be shown (S30)."""
+    """Return the stored bytes as a download, never displayed (S30)."""
     event_id = context.id(EventId)
     headers = {
         **SAFE,

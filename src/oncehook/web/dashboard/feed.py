@@ -1,6 +1,6 @@
-"""Server-sent events for open pages: a hint that something has happened, or on the live page what it was, as rows.
+"""Server-sent events for open pages: hints that something has happened, or on the live page, rows.
 
-Moments come from the broadcast as the API hands them out. What comes in quick succession is sent once.
+Moments come from the broadcast in the API's form. Those in quick succession are sent together.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from oncehook.web.live import Broadcast, Watcher
 PAUSE: Final = 0.25
 """Seconds between two pieces of live rows."""
 TICK: Final = 1.0
-"""Seconds between two hints that a page should look again."""
+"""Seconds between two hints that a page should reload."""
 
 Moment = tuple[str, Mapping[str, Any]]
 Welcome = Callable[[], Awaitable[bool]]
-"""Whether whoever listens may still hear it."""
+"""Tells whether the listener may still receive moments."""
 
 
 def read_moments(piece: bytes) -> Iterator[Moment]:
-    """Yield the moments in a piece of the stream: what kind each is, and its fields."""
+    """Yield the moments in a piece of the stream: kind and fields of each."""
     for block in piece.split(b"\n\n"):
         head, _, data = block.partition(b"\ndata: ")
         if head.startswith(b"event: ") and data:
@@ -34,7 +34,7 @@ def read_moments(piece: bytes) -> Iterator[Moment]:
 
 
 def encode_text_event(name: str, text: str) -> bytes:
-    """Return one server-sent event; every line of untrusted text is a line of data."""
+    """Encode a server-sent event; every line of untrusted text becomes a line of data."""
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     return f"event: {name}\n{lines}\n".encode()
 
@@ -42,12 +42,12 @@ def encode_text_event(name: str, text: str) -> bytes:
 async def stream_ticks(
     stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool]
 ) -> AsyncIterator[bytes]:
-    """Yield a hint whenever something has happened that the page is about."""
+    """Yield a hint whenever something has happened that concerns the page."""
     async for piece in stream.watch(watcher):
         if not await is_welcome():
             return
         if piece.startswith(b"retry"):
-            # Something may have happened after the page was made and before it began to listen.
+            # Something may have happened between rendering the page and listening.
             yield piece + encode_text_event("tick", "")
         elif piece.startswith(b":"):
             yield piece
@@ -59,7 +59,7 @@ async def stream_ticks(
 async def stream_rows(
     stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
 ) -> AsyncIterator[bytes]:
-    """Yield moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
+    """Yield moments as rows of the live page, newest first; those in quick succession together."""
     async for piece in stream.watch(watcher):
         if not await is_welcome():
             return

@@ -1,6 +1,6 @@
-"""The overview: six numbers, two charts, what waits and what died lately. One page, asked for again as things happen.
+"""The overview: six numbers, two charts, what waits and what died recently. Open pages reload it as things happen.
 
-Numbers come from counters, so a million events cost no more than one; the latency is read off a sample of deliveries.
+Numbers come from counters, so a million events cost no more than one; latency comes from a sample of deliveries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stat:
     line: Spark | None = None
     is_crossed: bool = False
     share: float | None = None
-    """How much of its watermark is reached, where there is no line."""
+    """Part of its watermark that is reached, where there is no sparkline."""
 
 
 async def overview(context: PageContext) -> Response:

@@ -1,7 +1,7 @@
-"""How pages are written: the templates, and the words in which they say times, sizes, ids and states.
+"""Rendering of pages: the templates, and the formats of times, sizes, ids and states.
 
-`render` makes a page out of a template's name and what it shows. Everything is escaped, and a name that a template
-misspells is an error. Called by `pages` and `acts`.
+`render` makes a page from a template's name and its values. Everything is escaped, and a misspelt name in a template is
+an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "link": "A new one-time link is in the terminal of the server.",
     "logout": "Logged out.",
 }
-"""What a page says after an act; the address names only which."""
+"""Messages after an act; the address contains only their name."""
 
 
 def render(template: str, /, **shown: Any) -> str:
@@ -74,7 +74,7 @@ def _templates() -> Environment:
 
 
 def has_scripts() -> bool:
-    """Tell whether the build could bring the scripts; without them pages work as they are."""
+    """Tell whether the build contains the scripts; pages work without them."""
     return (VENDOR / "htmx.min.js").exists()
 
 
@@ -82,7 +82,7 @@ def has_scripts() -> bool:
 
 
 def number(value: float) -> str:
-    """Print `4,118`; with one decimal where it has one and is small."""
+    """Print `4,118`; small fractions with one decimal."""
     if isinstance(value, float) and not value.is_integer() and abs(value) < 100:
         return f"{value:,.1f}"
     return f"{value:,.0f}"
@@ -126,7 +126,7 @@ def size(count: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Print `5.3`; of nothing, `0`."""
+    """Print `5.3`; `0` where the whole is 0."""
     share = 100 * part / whole if whole else 0.0
     return f"{share:.0f}" if share in (0, 100) else f"{share:.1f}"
 
@@ -173,7 +173,7 @@ def as_json(value: object) -> str:
 
 
 def state_of(delivery: StoredDelivery) -> str:
-    """Return the word under which the stylesheet knows a delivery's state."""
+    """Return the stylesheet's word for a delivery's state."""
     if delivery.note == "stale":
         return "stale"
     if delivery.status is DeliveryStatus.pending and delivery.attempts:
@@ -182,7 +182,7 @@ def state_of(delivery: StoredDelivery) -> str:
 
 
 def evidence(answer: bytes) -> str:
-    """Return a destination's answer; of a traceback, without the frames that called the handler."""
+    """Return a destination's answer; for a traceback, without the frames that called the handler."""
     text = answer.decode("utf-8", "replace")
     if not text.startswith("Traceback "):
         return text
@@ -198,7 +198,7 @@ def evidence(answer: bytes) -> str:
 
 
 def lay_out(result: bytes) -> str:
-    """Lay out what a handler returned on lines of its own."""
+    """Indent JSON that a handler returned."""
     return msgspec.json.format(result, indent=2).decode()
 
 

@@ -1,4 +1,4 @@
-"""Replays: the plan, the confirmation, and the list with each one's progress. Nothing is sent by a bare click."""
+"""Replays: the plan, the confirmation, and the list with progress. Nothing is sent without a confirmation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ReplayProgress:
 
     @property
     def rate(self) -> float | None:
-        """Return deliveries a second so far."""
+        """Return deliveries per second so far."""
         ended = self.replay.planned - self.left
         seconds = (self.now - self.replay.created_at).total_seconds()
         return ended / seconds if ended and seconds > 1 else None
@@ -61,7 +61,7 @@ class ReplayProgress:
 
     @property
     def to(self) -> str:
-        """Return the destinations it goes to; empty where that was not written down yet."""
+        """Return its destinations; empty for replays that did not store them."""
         known = self.replay.about.get("to")
         return names(known) if isinstance(known, list) else ""
 
@@ -86,7 +86,7 @@ async def ask_abort(context: PageContext) -> Response:
 
 
 async def pause(context: PageContext) -> Response:
-    """Hold a replay: what was handed to workers is still done."""
+    """Pause a replay: what was fed to workers is still processed."""
     return await _set_state(context, ReplayState.paused, "pause")
 
 
@@ -95,7 +95,7 @@ async def resume(context: PageContext) -> Response:
 
 
 async def abort(context: PageContext) -> Response:
-    """End a replay: what is done stays done, the rest stays where it was."""
+    """Abort a replay: what is done stays done, the rest is not changed."""
     return await _set_state(context, ReplayState.aborted, "abort")
 
 
@@ -109,7 +109,7 @@ async def _set_state(context: PageContext, state: ReplayState, note: str) -> Res
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the deliveries of an event, or all of them."""
+    """One delivery of an event, or all of them."""
 
     name: str
     status: str
@@ -118,7 +118,7 @@ class Choice:
 
 
 async def plan(context: PageContext) -> Response:
-    """Show what a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
+    """Show the plan of a replay: recipients, numbers, times, and what is left out. Changes nothing."""
     ids = context.many("ids")
     query = context.parameter("query")
     request = await _build_request(context, query, ids)
@@ -163,12 +163,12 @@ async def _show(
 
 
 def must_type(plan: Plan) -> bool:
-    """Tell whether the number has to be typed: there are many, or some that are already done."""
+    """Tell whether the number must be typed: there are many, or some are already done."""
     return plan.total > TYPED_ABOVE or plan.by_status.get(DeliveryStatus.done, 0) > 0
 
 
 async def _only(context: PageContext, request: ReplayRequest) -> StoredDelivery | None:
-    """Return the delivery, where exactly one is named."""
+    """Return the delivery if exactly one is named."""
     ids = request.filter.ids
     if ids is None or len(ids) != 1 or request.filter != Filter(ids=ids):
         return None
@@ -176,7 +176,7 @@ async def _only(context: PageContext, request: ReplayRequest) -> StoredDelivery 
 
 
 async def _choices(context: PageContext, one: StoredDelivery | None) -> list[Choice]:
-    """Return the other deliveries of the same event, to choose instead."""
+    """Return the other deliveries of the same event, as alternatives."""
     if one is None:
         return []
     found = (await context.admin.deliveries(Filter(event_id=one.event_id), limit=20)).items
@@ -194,7 +194,7 @@ async def _choices(context: PageContext, one: StoredDelivery | None) -> list[Cho
 
 
 async def start(context: PageContext) -> Response:
-    """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
+    """Start a confirmed plan. If the set has changed meanwhile, show the new plan instead."""
     form = await context.form()
     request, seen = context.admin.read_plan(form.get("plan", ""))
     expected = seen.count
@@ -216,7 +216,7 @@ async def start(context: PageContext) -> Response:
 
 
 def _check_typed(typed: str | None, request: ReplayRequest, expected: int) -> None:
-    # With `force` there may be done ones among them: the page asks for the number then, and so do we.
+    # With `force` some may be done already: then the page asks for the number, and we check it.
     if expected <= TYPED_ABOVE and not request.force:
         return
     digits = "".join(character for character in typed or "" if character not in " ,.")

@@ -1,4 +1,4 @@
-"""Pages about what is set up: sources, destinations, the live page, the system."""
+"""Pages about the setup: sources, destinations, the live page, the system."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ KINDS: Final = ("all", "arrivals", "attempts", "dead")
 
 @dataclass(frozen=True, slots=True)
 class SourceCard:
-    """A source, its day, and what was turned away lately."""
+    """A source with its counts of the day and its recent rejections."""
 
     source: ShownSource
     address: str | None
-    """Where to send; None for an unguessable address that this visitor may not see."""
+    """URL to send to; None for an unguessable one that this visitor may not see."""
     line: Spark
     reasons: Sequence[tuple[str, int]]
     rejections: Sequence[Rejection]
     has_samples: bool
-    """Whether a genuine sample can be made here."""
+    """Whether a genuine sample can be signed here."""
 
 
 async def sources(context: PageContext) -> Response:
@@ -60,7 +60,7 @@ def _source_card(
 ) -> SourceCard:
     mine = [one for one in turned_away if one.source == source.name]
     address = source.public_url or f"{context.way_in}/{source.address.removeprefix('/in/')}"
-    is_secret = source.hidden or "?" in address  # a query may hold a token
+    is_secret = source.hidden or "?" in address  # a query may contain a token
     may_see = not is_secret or context.identity.role >= Role.operator
     reasons = Counter(one.reason for one in mine).most_common(5)
     has_samples = bool(context.admin.sample_types(source.name))
@@ -81,7 +81,7 @@ async def _flow(
 
 @dataclass(frozen=True, slots=True)
 class DestinationCard:
-    """A destination, its day, and its waits."""
+    """A destination with its counts of the day and its retry waits."""
 
     shown: ShownDestination
     line: Spark
@@ -92,7 +92,7 @@ class DestinationCard:
 
     @property
     def steps(self) -> Sequence[str]:
-        """Return the waits between attempts, in words; those that are alike together."""
+        """Return the waits between attempts as text, with equal ones grouped."""
         if self.policy is None:
             return []
         waits = map(show_span, self.policy.waits or self.policy.in_words())
@@ -136,7 +136,7 @@ async def resume(context: PageContext) -> Response:
 
 
 async def live(context: PageContext) -> Response:
-    """Show moments as they come; without script, the latest events."""
+    """Show moments as they happen; without scripts, the latest events."""
     kind = context.parameter("kind", "all")
     if kind not in KINDS:
         raise BadRequest(f"`kind` is one of: {', '.join(KINDS)}.")
@@ -151,7 +151,7 @@ async def _tokens(context: PageContext) -> Sequence[Any]:
 
 
 async def system(context: PageContext) -> Response:
-    """Show workers, store, watermarks, and who did what."""
+    """Show workers, store, watermarks, and the audit log."""
     text = context.parameter("before")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
     audit = await context.admin.audit(before=before, limit=AUDIT)

@@ -1,8 +1,8 @@
 """The life of one event, from its first arrival to its next attempt, newest first.
 
-Arrivals, deliveries and attempts come in. `moments` makes the list of the event's page, and `draw` the chart above it:
-one lane for arrivals, one for each delivery, time running to the right, long waits folded. The list has the same
-content, so screen readers are not shown the chart.
+Arrivals, deliveries and attempts come in. `moments` builds the list of the event's page, and `draw` the chart above it:
+one lane for arrivals, one for each delivery, time to the right, long waits folded. The list has the same content, so
+the chart is hidden from screen readers.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class EventHistory:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened, or will."""
+    """Something that happened, or is planned."""
 
     at: datetime
     state: str
-    """The stylesheet's word, which also names its shape."""
+    """The stylesheet's word, which also selects its symbol."""
     what: str
     more: str = ""
     waited: str = ""
-    """How long nothing happened before it."""
+    """Time without any event before it."""
     due_at: datetime | None = None
-    """Set for what lies ahead."""
+    """Set for a planned moment."""
     compare: int | None = None
     """The number of an arrival whose body differs."""
 
 
 def moments(history: EventHistory) -> list[Moment]:
-    """Return all of it, newest first; what lies ahead on top."""
+    """Return all moments, newest first, planned ones on top."""
     found = [*_arrivals(history), *_replays(history)]
     for delivery in history.deliveries:
         found += _delivery(history, delivery)
@@ -69,7 +69,7 @@ def moments(history: EventHistory) -> list[Moment]:
 def _arrivals(history: EventHistory) -> Iterator[Moment]:
     known = len(history.arrivals)
     for number, arrival in enumerate(history.arrivals, 1):
-        # Of many copies the latest are kept: their own numbers are counted from the end.
+        # Only the latest of many copies are stored, so their numbers are counted from the end.
         shown = number if number == 1 else history.copies - known + number
         yield Moment(
             arrival.at,
@@ -125,7 +125,7 @@ def _attempt(
 
 
 def attempt_state(attempt: StoredAttempt) -> str:
-    """Return the stylesheet's word for how an attempt ended."""
+    """Return the stylesheet's word for an attempt's outcome."""
     states = {AttemptOutcome.done: "done", AttemptOutcome.dead: "dead"}
     return states.get(attempt.outcome, "failed")
 
@@ -137,7 +137,7 @@ def _number(history: EventHistory, delivery: StoredDelivery, run: int, n: int) -
 
 
 def evidence(attempt: StoredAttempt) -> str:
-    """Return what is known about an attempt, in one line."""
+    """Return the details of an attempt, in one line."""
     took_ = took((attempt.ended_at - attempt.started_at).total_seconds())
     if attempt.outcome is AttemptOutcome.done:
         status = attempt.evidence.status
@@ -150,7 +150,7 @@ def evidence(attempt: StoredAttempt) -> str:
 
 
 def answer(attempt: StoredAttempt) -> str:
-    """Return what came back: the error, the status, or what became of the worker."""
+    """Return the answer to an attempt: the error, the status, or the fate of the worker."""
     if attempt.outcome is AttemptOutcome.crashed:
         return "the worker was lost"
     if attempt.evidence.error:
@@ -173,7 +173,7 @@ def _ahead(history: EventHistory, delivery: StoredDelivery) -> Moment:
 
 
 def _end(delivery: StoredDelivery, last: StoredAttempt | None) -> Moment | None:
-    """Return an end that no attempt tells of."""
+    """Return the end of a delivery that has no attempt, such as a discard."""
     at = delivery.settled_at
     if at is None:
         return None
@@ -191,9 +191,9 @@ def _end(delivery: StoredDelivery, last: StoredAttempt | None) -> Moment | None:
 
 LEFT: Final = 120.0
 WIDTH: Final = 1040.0
-"""As much as a small laptop shows without scrolling."""
+"""Width that a small laptop shows without scrolling."""
 COLUMNS: Final = 18
-"""Moments that fit; of more, the latest."""
+"""Moments that fit; with more, the latest."""
 NARROWEST: Final = 96.0
 LANES: Final = 8
 
@@ -247,7 +247,7 @@ class TimelineChart:
 
     @property
     def is_long(self) -> bool:
-        """Tell whether there is more than fits: it is not drawn smaller then, but scrolled."""
+        """Tell whether the chart is wider than the page: then it scrolls."""
         return self.width > WIDTH
 
 
@@ -259,7 +259,7 @@ class _Column:
 
 
 class _Scale:
-    """The places of moments: in columns, wide enough for their labels, wider where more time lies between them."""
+    """The horizontal positions of moments: columns wide enough for their labels, wider where more time passes."""
 
     def __init__(self, points: Sequence[tuple[datetime, int]], room: float) -> None:
         self.columns: list[_Column] = []
@@ -285,7 +285,7 @@ class _Scale:
         self.end = self.columns[-1].x if self.columns else LEFT
 
     def holds(self, at: datetime) -> bool:
-        """Tell whether it is late enough to be drawn."""
+        """Tell whether a moment is late enough to be drawn."""
         return bool(self.columns) and at >= self.columns[0].at
 
     def column(self, at: datetime, lane: int) -> _Column:
@@ -294,7 +294,7 @@ class _Scale:
         return fits[-1] if fits else self.columns[0]
 
     def x(self, at: datetime) -> float:
-        """Return the x of any moment, between the columns around it."""
+        """Return the x of any moment, interpolated between its columns."""
         place = bisect_right([column.at for column in self.columns], at)
         if place == 0:
             return self.columns[0].x
@@ -308,7 +308,7 @@ class _Scale:
 
 
 def draw(history: EventHistory) -> TimelineChart | None:
-    """Return the drawing; None where everything happened in one moment, and the list says it all."""
+    """Return the drawing; None where everything happened at one moment."""
     deliveries = list(history.deliveries[:LANES])
     points = [(arrival.at, 0) for arrival in history.arrivals]
     for lane, delivery in enumerate(deliveries, 1):
@@ -393,6 +393,6 @@ def _describe(attempt: StoredAttempt) -> str:
     if attempt.evidence.status is not None:
         return str(attempt.evidence.status)
     word = answer(attempt).partition(":")[0]
-    if " " in word:  # a sentence: its first word alone would say nothing
+    if " " in word:  # a whole sentence, because its first word alone is meaningless
         return "no answer"
     return word if len(word) <= 10 else f"{word[:9]}…"
