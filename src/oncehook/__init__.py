@@ -56,11 +56,11 @@ __all__ = [
     "once",
 ]
 
-logs.show_details()  # here, because every part of us may log, and some are used alone
+logs.show_details()  # set here, because every module may log, and some are imported without the rest
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: `import oncehook` itself costs next to nothing."""
+    """Import a public name on first use, so that `import oncehook` itself costs next to nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'oncehook' has no attribute {name!r}")
     return getattr(import_module(f"oncehook.{_HOMES[name]}"), name)

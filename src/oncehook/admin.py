@@ -1,9 +1,9 @@
 """Every question and act of people and programs, for API, command line and dashboard alike.
 
-Queries, ids and tokens come in; values of `model`, `replay` and `reports` go out. Faces never touch the store, so they
-show the same numbers; which role an act needs they decide before they ask. Every act carries its actor, and the store
-audits it. Faces ask the `Admin` that `seen_by` returns for a viewer: it knows only that viewer's sources (S32), hides
-payloads from who may not see them (S33), and notes who has seen one (S34).
+Takes queries, ids and tokens; returns values of `model`, `replay` and `reports`. API, command line and dashboard never
+touch the store, so all three show the same numbers; they check the role that an act needs before they call. Every act
+carries its actor, and the store audits it. They use the `Admin` that `seen_by` returns for a viewer: it knows only that
+viewer's sources (S32), hides payloads where the viewer may not see them (S33), and audits who has seen one (S34).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol
+
+from msgspec.structs import asdict, replace
 
 from oncehook import __version__, clock, human, query, reports, samples, upkeep
 from oncehook.destinations.base import Destination, TestableDestination
@@ -73,6 +74,7 @@ from oncehook.model import (
 from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, some_id, some_ids, with_end
 from oncehook.reports import (
     PerDay,
+    RunningReceiver,
     ShownArrival,
     ShownDestination,
     ShownEvent,
@@ -96,9 +98,10 @@ from oncehook.upkeep import Limits, Watermark
 log = logging.getLogger("oncehook.audit")
 
 NOTED_EACH: Final = 20
-"""Entries of one actor and act that a minute gets one by one; then one each time their number has doubled."""
+"""Entries of one actor and act that are written one by one per minute; after that, one whenever their number has
+doubled."""
 SAME_VIEW: Final = 3600.0
-"""Seconds for which looking at the same payload again makes no new entry: a page that is open is asked for again."""
+"""Seconds for which viewing the same payload again makes no new entry: an open page reloads."""
 MOST_VIEWS: Final = 10_000
 LONGEST_TARGET: Final = 300
 LONGEST_REASON: Final = 1000
@@ -109,7 +112,7 @@ ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.do
 
 
 class AdminHost(Protocol):
-    """An inbox as `Admin` sees it: asked at each call, because its start builds some parts."""
+    """The inbox as `Admin` needs it. Its fields are read at each call, because `start()` builds some of them."""
 
     sources: dict[str, Source]
     destinations: dict[str, Destination]
@@ -121,6 +124,9 @@ class AdminHost(Protocol):
 
     @property
     def receiver(self) -> Receiver: ...
+
+    @property
+    def receivers(self) -> Sequence[RunningReceiver]: ...
 
     def nudge(self) -> None: ...
 
@@ -162,7 +168,7 @@ class AuditNotes:
         try:
             await store.audit(actor, act, target, detail)
         except StoreError as error:
-            # A full disk must not hide what is on it, and who only reads the file cannot write to it.
+            # Events must stay readable on a full disk, and in a process that opened the file for reading only.
             fields = {"actor": actor, "act": act, "target": target, "error": str(error)}
             ration.log(log, logging.WARNING, "audit.not_written", fields, kind=act)
 
@@ -181,7 +187,7 @@ class Admin:
         self.sees_payloads = True
         """Whether this viewer sees bodies, header values, previews and answers."""
         self.erased_at_most = 2000
-        """Events that one request erases at most; whoever wants more asks again."""
+        """Events that one request erases at most; to erase more, repeat the request."""
         self.test_pause = 10.0
         """Seconds between two tests of one destination."""
 
@@ -201,7 +207,8 @@ class Admin:
 
     @property
     def _destinations(self) -> Mapping[str, Destination]:
-        """Destinations that a visible route names; a visible delivery may go to another one of the inbox."""
+        """Return the destinations of visible routes. A visible delivery may go to a destination that is not among
+        them."""
         known = self._inbox.destinations
         if self.scope is None:
             return known
@@ -211,7 +218,7 @@ class Admin:
     # -- who looks -----------------------------------------------------------------------------
 
     def seen_by(self, viewer: str, scope: frozenset[str] | None = None, *, payloads: bool = True) -> Admin:
-        """Return what a viewer may ask and do: with these sources only, and perhaps without payloads."""
+        """Return an `Admin` limited to some sources, and perhaps without payloads."""
         seen = copy(self)
         seen._viewer, seen.scope, seen.sees_payloads = viewer, scope, payloads
         return seen
@@ -221,7 +228,7 @@ class Admin:
 
     def _within(self, filter: Filter) -> Filter:
         if filter.body is not None and not self.sees_payloads:
-            # Whoever may ask whether a body says something learns, question by question, what it says.
+            # A viewer who may ask whether a body contains a text can find out the body, question by question.
             raise PayloadsHidden("You may not search in bodies.")
         if self.scope is None:
             return filter
@@ -356,7 +363,9 @@ class Admin:
             if read_message is None and (source is None or source.preview is None):
                 continue
             if delivery.event_id not in events:
-                events[delivery.event_id] = await self._readable(delivery.event_id)
+                events[delivery.event_id] = None
+                with suppress(Undecryptable):  # a plan shows the others
+                    events[delivery.event_id] = await self._store.get_event(delivery.event_id)
             event, seen = events[delivery.event_id], None
             if event is not None and read_message is not None:
                 seen = read_message(event.body)
@@ -368,15 +377,9 @@ class Admin:
                 found[delivery.id] = seen
         return found
 
-    async def _readable(self, event_id: EventId) -> StoredEvent | None:
-        """Return an event, unless it is gone or cannot be decrypted: a plan shows what it can."""
-        with suppress(Undecryptable):
-            return await self._store.get_event(event_id)
-        return None
-
     async def replayable(self, deliveries: Iterable[StoredDelivery]) -> set[bytes]:
-        """Return those that a replay would run again now: ended, not erased, not replayed within the last minute, and
-        for a destination that is configured here or has a worker."""
+        """Return the deliveries that a replay would run again now: ended, not erased, not replayed within the last
+        minute, and for a destination that is configured here or has a worker."""
         known = {*self._inbox.destinations, *await self._elsewhere()}
         rested = clock.now_utc() - timedelta(seconds=REPLAY_PAUSE)
         return {
@@ -389,7 +392,7 @@ class Admin:
         }
 
     async def _elsewhere(self) -> set[str]:
-        """Return the destinations that workers have, of whichever process."""
+        """Return the destinations of all workers, in whichever process."""
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
@@ -401,7 +404,7 @@ class Admin:
         return await self.delivery(delivery_id)
 
     async def discard(self, delivery_id: DeliveryId, *, actor: str, reason: str = "") -> StoredDelivery:
-        """Close one dead letter without replay. Asked again, it is simply still discarded."""
+        """Close one dead letter without replay; one that is discarded already stays so."""
         _check_reason(reason)
         closed = await self._store.discard(self._within(Filter(ids=(delivery_id,))), actor, reason)
         delivery = await self.delivery(delivery_id)
@@ -412,7 +415,7 @@ class Admin:
     async def discard_matching(
         self, filter: Filter, *, actor: str, reason: str, seen: PlanSnapshot | None = None
     ) -> int:
-        """Close all dead letters that match; others are left alone. With `seen`, none that nobody has been shown."""
+        """Close all dead letters that match; with `seen`, only those that were shown."""
         _check_reason(reason)
         if not reason.strip():
             raise BadRequest("Say why: many dead letters are closed only with a reason.")
@@ -420,8 +423,8 @@ class Admin:
         return await self._store.discard(self._within(filter), actor, reason, seen)
 
     async def discard_planned(self, token: str, *, actor: str, reason: str) -> int:
-        """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where they are not
-        the same any more."""
+        """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where these are no
+        longer the ones shown."""
         request, seen = self.read_plan(token)
         if request.filter.status is not DeliveryStatus.dead:
             raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
@@ -445,12 +448,13 @@ class Admin:
         return await self._make(request, actor, reason, request_key, bulk=False)
 
     async def _check_seen(self, delivery_id: DeliveryId) -> None:
-        """Raise NotFound for a delivery that this viewer does not see; who sees all waits for no question more."""
+        """Raise NotFound for a delivery that this viewer does not see. Skip the query for a viewer who sees
+        everything."""
         if self.scope is not None:
             await self.delivery(delivery_id)
 
     async def revive(self, event_id: EventId, *, actor: str, reason: str) -> None:
-        """Deliver an event's dead letters again, those that were replayed a moment ago left out."""
+        """Deliver an event's dead letters again, except those that were replayed a moment ago."""
         page = await self._store.find_deliveries(Filter(event_id=event_id, status=DeliveryStatus.dead))
         for delivery in page.items:
             with suppress(NotReplayable, ReplayTooSoon):
@@ -509,13 +513,14 @@ class Admin:
         request_key: str | None = None,
         expected: int | None = None,
     ) -> StoredReplay:
-        """Deliver again, behind live traffic. Raises PlanChanged when there are not as many as expected."""
+        """Replay deliveries with a lower priority than live ones. Raises PlanChanged when their number is not the
+        expected one."""
         if expected == 0:
             raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
         return await self._make(request, actor, reason, request_key, expected=expected)
 
     def read_plan(self, token: str) -> tuple[ReplayRequest, PlanSnapshot]:
-        """Return the request that a plan was made for, and how many it has shown when."""
+        """Return the request that a plan was made for, how many deliveries it has shown, and when."""
         return decode_token(token, clock.now_utc())
 
     async def _make(
@@ -549,7 +554,7 @@ class Admin:
         return made
 
     def _comes_from(self, request: ReplayRequest) -> dict[str, object]:
-        """Return the sources that it cannot reach beyond, so that viewers of these may see it."""
+        """Return the sources that a replay is limited to: viewers of these may see it."""
         if request.filter.source is not None:
             return {"sources": [request.filter.source]}
         return {} if self.scope is None else {"sources": sorted(self.scope)}
@@ -557,7 +562,8 @@ class Admin:
     async def _goes_to(self, request: ReplayRequest) -> list[str]:
         if request.filter.destination is not None:
             return [request.filter.destination]
-        if request.filter.ids:  # read off the ids: a copy that revives its event waits for this
+        # The ids contain the destination. No query, because a duplicate that revives its event waits for this.
+        if request.filter.ids:
             names = {one.id: one.name for one in self._inbox.destinations.values()}
             numbers = {one.destination_id for one in request.filter.ids}
             return [name for number, name in names.items() if number in numbers]
@@ -596,7 +602,7 @@ class Admin:
         return show_source(source, self._routes, arrived, figures.by_source.get(source.name, {}))
 
     async def import_keys(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
-        """Import keys seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
+        """Import keys seen elsewhere: an arrival with one of them is a duplicate. Returns how many were new."""
         known = self._source(source)
         return await self._store.import_keys(
             known.id, [key_hash(source, one) for one in keys], known.settings.keep_keys, actor
@@ -641,13 +647,14 @@ class Admin:
         return destination
 
     async def count_erasable(self, subject: str, source: str | None = None) -> Erasure:
-        """Count what `erase` would find, and change nothing."""
+        """Count what `erase` would erase, without changing anything."""
         return await self._store.erasable(self._erase_order(subject, source))
 
     async def erase(self, subject: str, source: str | None = None, *, actor: str, reason: str) -> tuple[Erasure, int]:
-        """Erase the events of a subject; returns also how many are left: none, unless there were too many at once.
+        """Erase the events of a subject; return also how many are left, which is 0 unless there were too many for one
+        call.
 
-        What arrives for the subject while it runs is erased too. Asked again, it goes on where it ended.
+        Erases events that arrive for the subject meanwhile, too. Called again, it continues where it stopped.
         """
         query.check_text(reason, "The reason", LONGEST_REASON)
         if not reason.strip():
@@ -665,7 +672,7 @@ class Admin:
             if not batch.events:
                 break
         await self._store.empty_log()
-        if not total.events:  # a search that found nothing is worth an entry, too
+        if not total.events:  # a search that found nothing is audited, too
             detail = {"reason": reason, **asdict(total)}
             await self._store.audit(actor, "erase", f"subject {subject_hash(order.subject)}", detail)
         return total, (await self._store.erasable(order)).events
@@ -685,7 +692,7 @@ class Admin:
     # -- tests and samples -----------------------------------------------------------------------
 
     def can_test(self, destination: str) -> bool:
-        """Tell whether a test can be sent there: to a function or a person nothing harmless can be sent."""
+        """Tell whether a test can be sent: nothing harmless can be sent to a function or a person."""
         return isinstance(self._destinations.get(destination), TestableDestination)
 
     async def test_destination(self, name: str, *, actor: str) -> Tested:
@@ -698,12 +705,12 @@ class Admin:
         if left > 0:
             raise TestedTooSoon(left)
         self._tested[name] = now
-        # Before it goes out: whoever hangs up in the middle has tested all the same.
+        # Noted before it is sent: a caller that hangs up meanwhile counts as well.
         await self._store.audit(actor, "test", name, {})
         return await samples.send_test(destination)
 
     def sample_types(self, source: str) -> Sequence[str]:
-        """Return the types of which a genuine sample can be made; none where we can only check a signature."""
+        """Return the types that a sample can be built for; none where we can check a signature but not make one."""
         found = self._sources.get(source)
         if found is None or found.preset is None or not found.preset.samples:
             return ()
@@ -712,7 +719,7 @@ class Admin:
         return tuple(found.preset.samples) if self._signs[source] else ()
 
     async def send_sample(self, name: str, kind: str = "", *, actor: str) -> Sampled:
-        """Send one signed sample of the preset through the ordinary way in. Raises NotFound or BadRequest."""
+        """Send one signed sample of the preset through the receiver. Raises NotFound or BadRequest."""
         source, known = self._source(name), self.sample_types(name)
         if not known:
             raise BadRequest(f"No sample can be made for {name}.", hint="It has none, or only its sender can sign.")
@@ -726,7 +733,7 @@ class Admin:
     # -- how it goes ---------------------------------------------------------------------------
 
     async def stats(self, since: datetime, by: Literal["source", "destination"] | None = None) -> Stats:
-        """Return the numbers since a moment, and if asked for per source or destination."""
+        """Return counts since a moment, on request per source or per destination."""
         today = await self._today()
         levels = await self.levels()
         latest = await self.replays(limit=1 if self.scope is None else 50)
@@ -743,7 +750,8 @@ class Admin:
         )
 
     async def _today(self) -> dict[str, int]:
-        """Return events accepted since midnight UTC, by source; where a preset says which types are volume, those."""
+        """Return the events accepted since midnight UTC, by source; only of the types that the preset counts as
+        volume."""
         await self._inbox.write_counts()
         midnight = clock.now_utc().replace(hour=0, minute=0, second=0, microsecond=0)
         figures, by_type = await self._figures(midnight), self._counted_by_type()
@@ -766,7 +774,7 @@ class Admin:
         return [mark for mark in marks if self._sees_watermark(mark.name)]
 
     def _sees_watermark(self, name: str) -> bool:
-        """Tell whether a watermark is about this viewer's sources: their volume, and their dead letters."""
+        """Tell whether a watermark concerns this viewer's sources: their volume or their dead letters."""
         kind, _, source = name.partition(".")
         return self.scope is None or kind == "dead" or (kind == "daily_volume" and source in self.scope)
 
@@ -787,7 +795,8 @@ class Admin:
 
     async def _per_day(self, since: datetime) -> PerDay:
         days: PerDay = {}
-        for name in self._destinations if self.scope is None else ():  # counted for all sources together
+        # a viewer of some sources gets none: these counts are not kept by source
+        for name in self._destinations if self.scope is None else ():
             flows = await self._store.series(since, DAY.total_seconds(), destination=name)
             days[name] = {f"{at:%Y-%m-%d}": count for at, count in flows.get("succeeded", ())}
         return days
@@ -795,7 +804,8 @@ class Admin:
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> Mapping[str, Sequence[tuple[datetime, int]]]:
-        """Return counts for charts. A destination's are counted for all sources together: a viewer of some has none."""
+        """Return counts for charts. A viewer of some sources gets none for a destination: those are not kept by
+        source."""
         if self.scope is None:
             return await self._store.series(since, step, source=source, destination=destination)
         wanted = self.scope if source is None else self.scope & {source}
@@ -812,7 +822,7 @@ class Admin:
         return [one for one in await self._store.recent_rejections(KEPT_REJECTIONS) if self._sees(one.source)][:limit]
 
     async def audit(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
-        """Return the audit log, newest first; for a viewer of some sources, what that viewer did."""
+        """Return the audit log, newest first; a viewer of some sources gets the entries of that viewer alone."""
         actor = None if self.scope is None else self._viewer
         return await self._store.audit_log(before=before, limit=limit, actor=actor)
 
@@ -829,11 +839,13 @@ class Admin:
             watermarks=await self.watermarks(),
             crossings={n: at for n, at in (await self._store.crossings()).items() if self._sees_watermark(n)},
             counted_by_type=self._counted_by_type(),
+            receivers=self._inbox.receivers if self.scope is None else (),
+            owner=self._store.owner if self.scope is None else None,
         )
 
     async def levels(self) -> Mapping[str, Level]:
-        """Return the level of every destination, also of one that is no longer configured; for a viewer of some
-        sources, of those that they go to, with their deliveries alone counted."""
+        """Return the level of every destination, including those no longer configured. A viewer of some sources gets
+        the destinations of these, counted over their deliveries only."""
         levels = await self._store.levels()
         if self.scope is None:
             return levels
@@ -868,12 +880,13 @@ class Admin:
         return None
 
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
-        """Audit what the store has no verb for, such as logging in (S34)."""
+        """Audit an act that the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
 
 
 def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:
-    """Return the level of a destination for some sources: whether it is held back is the same for all."""
+    """Return a destination's level with the counts of some sources. A pause or an open breaker holds for all
+    sources."""
     leased = counted.get(DeliveryStatus.leased, 0)
     return replace(
         level,
@@ -887,7 +900,7 @@ def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:
 
 
 def _check_meant(filter: Filter) -> None:
-    """Refuse an empty filter: many things are not changed by naming none."""
+    """Refuse an empty filter: an act on everything must not happen because nothing was named."""
     if filter == Filter():
         raise BadRequest("Say what is meant: an empty query means everything.", hint='Try query "status:dead".')
 

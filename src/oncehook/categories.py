@@ -1,8 +1,8 @@
 """Categories of failures: one table for what handlers raise, destinations answer and senders meet.
 
 A status or an exception comes in; `transient`, `permanent` or `unknown` goes out, with the seconds that the other side
-asks for. Libraries are recognised by the shape and the names of their errors, so that none has to be imported.
-`FailureRules` holds what one destination says otherwise.
+asks to wait. Errors of libraries are recognised by their attributes and class names, so that no library has to be
+imported. `FailureRules` holds one destination's own rules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oncehook.retry import LONGEST, retry_after
 log = logging.getLogger("oncehook.worker")
 
 Classify = Callable[[Exception], Category | Literal["transient", "permanent", "unknown"] | None]
-"""A function of one's own: an exception's category, or None where the table is to decide."""
+"""A user-defined function: the category of an exception, or None to leave it to the table."""
 
 _PASSING: Final = frozenset({408, 425, 429})
 
@@ -36,11 +36,11 @@ class Failure:
 
     category: Category
     retry_after: float | None = None
-    """Seconds after which the other side wants to be asked again."""
+    """Seconds after which the other side asks for a retry."""
 
 
 def category_of(status: int) -> Category | None:
-    """Return what kind of failure a status is; None: it went well."""
+    """Return the category of a status; None for success."""
     if 200 <= status < 300:
         return None
     if status in _PASSING or 500 <= status < 600:
@@ -49,7 +49,7 @@ def category_of(status: int) -> Category | None:
 
 
 def check_classify(classify: Classify) -> Classify:
-    """Refuse what could never answer: it is asked while an attempt ends, and is not awaited."""
+    """Refuse a coroutine function: `classify` is called at the end of an attempt and not awaited."""
     if inspect.iscoroutinefunction(classify):
         raise ConfigError("classify is called and not awaited.", hint="Write it as `def`, and let it only look.")
     return classify
@@ -57,13 +57,13 @@ def check_classify(classify: Classify) -> Classify:
 
 @dataclass(slots=True, frozen=True)
 class FailureRules:
-    """Categories that one destination gives its own failures; the table decides the rest."""
+    """One destination's own rules for categories; the table decides what they leave open."""
 
     transient: frozenset[int] = frozenset()
     permanent: frozenset[int] = frozenset()
     classify: Classify | None = None
     shared: Sequence[Classify] = ()
-    """Those of the whole inbox, asked after the destination's own."""
+    """Functions of the whole inbox, called after the destination's own."""
 
     def __post_init__(self) -> None:
         for status in (*self.transient, *self.permanent):
@@ -75,11 +75,11 @@ class FailureRules:
             check_classify(self.classify)
 
     def of_status(self, status: int) -> Category | None:
-        """Return what kind of failure a status is here; None: it went well."""
+        """Return the category of a status by these rules; None for success."""
         return self._find_status(status) or category_of(status)
 
     def of_error(self, error: BaseException) -> Failure:
-        """Return what an exception says about an attempt, whatever it is."""
+        """Return the category of any exception, and when to try again."""
         if isinstance(error, GiveUp | RetryLater):
             return Failure(Category.permanent if isinstance(error, GiveUp) else Category.transient)
         chain = _chain(error)
@@ -104,7 +104,8 @@ class FailureRules:
             try:
                 if (category := classify(error)) is not None:
                     return Category(category)
-            except Exception:  # whoever reads the log must learn of it; the attempt must be settled all the same
+            # Logged, so that somebody fixes the rule; swallowed, because the attempt has to be settled all the same.
+            except Exception:
                 log.exception("classify.failed")
         return None
 
@@ -119,13 +120,13 @@ class FailureRules:
 
 
 _HOPE: Final = (Category.transient, Category.unknown, Category.permanent)
-"""Of several errors at once the most hopeful counts: what has no hope at all will be dead after its last attempt."""
+"""Of several errors the most hopeful counts: a hopeless one becomes a dead letter after its last attempt anyway."""
 
 _DEEPEST: Final = 16
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and what is behind it: its cause, and what libraries carry in `reason`, `orig` and `args`."""
+    """Return an error and those behind it: its cause, and what libraries put into `reason`, `orig` and `args`."""
     found: list[BaseException] = []
     left: list[object] = [error]
     while left and len(found) < _DEEPEST:
@@ -137,10 +138,10 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _get(thing: object, name: str) -> Any:
-    """Return an attribute that may not be there, or may refuse to be read."""
+    """Return an attribute; None where it is missing or raises."""
     try:
         return getattr(thing, name, None)
-    except Exception:  # a property of a library: it says nothing
+    except Exception:  # a library's property that raises
         return None
 
 
@@ -157,7 +158,7 @@ _AWS_PASSING: Final = frozenset({
     "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException",
     "TransactionInProgressException",
 })  # fmt: skip
-"""AWS answers some of these with 400."""
+"""Codes that pass, some of which AWS answers with 400."""
 
 _DJANGO: Final = {
     "django.http.response.Http404": 404,
@@ -165,11 +166,11 @@ _DJANGO: Final = {
     "django.core.exceptions.BadRequest": 400,
     "django.core.exceptions.SuspiciousOperation": 400,
 }
-"""Errors without a status that Django makes answers of."""
+"""Errors without a status that Django turns into answers."""
 
 
 def _own_word(error: BaseException) -> Category | None:
-    """Return the category that an error of ours has, or that AWS's own code means."""
+    """Return the category of an error of ours, or of AWS's error code."""
     category = _get(error, "category")
     if isinstance(category, Category):
         return category
@@ -180,9 +181,10 @@ def _own_word(error: BaseException) -> Category | None:
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of a failure that an error carries."""
+    """Return the HTTP status that an error carries, if it is a failure."""
     if isinstance(error, CalledProcessError):
-        return _status_in(_text(error))
+        named = [int(number) for found in _STATUS_TEXT.findall(_text(error)) for number in found if number]
+        return next((status for status in reversed(named) if 300 <= status < 600), None)
     if not isinstance(error, Exception):
         return None  # SystemExit has a `code`, too
     response = _get(error, "response")
@@ -198,7 +200,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _read_retry_after(error: BaseException) -> float | None:
-    """Return the seconds after which an error, or the answer it carries, asks to be tried again."""
+    """Return the seconds after which an error, or the response it carries, asks for a retry."""
     after = _get(error, "retry_after")
     if isinstance(after, int | float) and not isinstance(after, bool) and 0 <= after < math.inf:
         return min(float(after), LONGEST)
@@ -211,7 +213,7 @@ def _read_retry_after(error: BaseException) -> float | None:
         for name in ("Retry-After", "retry-after"):
             try:
                 value = headers.get(name)
-            except Exception:  # not what it looks like
+            except Exception:  # an attribute of this name with another meaning
                 break
             if value is not None:
                 return retry_after(str(value), clock.now_utc())
@@ -219,7 +221,7 @@ def _read_retry_after(error: BaseException) -> float | None:
 
 
 def _within(table: object, *names: str) -> Any:
-    """Return an entry of nested tables (botocore's answers); None where there is none."""
+    """Return a value of nested dicts (botocore's responses); None where there is none."""
     for name in names:
         table = table.get(name) if isinstance(table, Mapping) else None
     return table
@@ -239,11 +241,11 @@ _NETWORK: Final = (
     # connections
     "AutoReconnect", "ConnectError", "ConnectionClosed", "ConnectionClosedError", "ConnectionError",
     "ConnectionFailure", "NetworkError", "SSLError", "TransportError", "URLError", "gaierror", "herror",
-    # half an answer
+    # an incomplete response
     "BadStatusLine", "ChunkedEncodingError", "ClientPayloadError", "IncompleteRead", "IncompleteReadError",
     "MaxRetryError", "ProtocolError",
 )  # fmt: skip
-"""How the names of such errors end, in the standard library and in others."""
+"""Endings of the names of such errors, in the standard library and elsewhere."""
 
 _NETWORK_NUMBERS: Final = frozenset(
     {
@@ -289,7 +291,7 @@ _MISTAKES: Final = (
 
 
 def _leads_nowhere(error: BaseException) -> bool:
-    """Tell whether the address is none, or belongs to somebody who cannot prove it."""
+    """Tell whether the URL is invalid, or the host's certificate is."""
     if isinstance(error, CalledProcessError):
         return "certificate_verify_failed" in _text(error) or "certificate verify failed" in _text(error)
     reason = _get(error, "reason")
@@ -315,12 +317,12 @@ def _is_busy_database(error: BaseException) -> bool:
         return code & 0xFF in _SQLITE
     if "OperationalError" not in _names(error):
         return False
-    # psycopg has no state to tell where there was no connection.
+    # psycopg sets no state when there was no connection.
     return type(error).__module__.startswith("psycopg") or (bool(error.args) and error.args[0] in _MYSQL)
 
 
 def _is_no_json(error: BaseException) -> bool:
-    """Tell whether something else than JSON came, such as the page of a proxy that has nobody behind it."""
+    """Tell whether the response was not JSON, such as the error page of a proxy."""
     return any(name in ("JSONDecodeError", "ContentTypeError") for name in _names(error))
 
 
@@ -330,7 +332,7 @@ _TABLE: Final[Sequence[tuple[Callable[[BaseException], bool], Category]]] = (
     (_is_no_json, Category.unknown),
     (lambda error: isinstance(error, _MISTAKES), Category.permanent),
 )
-"""For errors without a status. The first row that holds for the error, or for what is behind it, counts."""
+"""For errors without a status. The first row that matches the error, or one behind it, counts."""
 
 
 # -- the error output of a program -------------------------------------------------------------
@@ -344,7 +346,7 @@ _STATUS_TEXT: Final = re.compile(
     r"|returned error: ([0-9]{3})\b"
     r"|status[ _]?code[ :=]{1,2}([0-9]{3})\b"
 )
-"""As urllib, requests, httpx and curl write it, and people."""
+"""A status as urllib, requests, httpx and curl write it, and people."""
 
 _MARKS: Final = (
     "bad gateway", "broken pipe", "connection aborted", "connection closed", "connection error",
@@ -363,9 +365,3 @@ def _text(error: CalledProcessError) -> str:
     if isinstance(text, bytes):
         text = text[-_KEPT:].decode("utf-8", "replace")
     return text[-_KEPT:].lower() if isinstance(text, str) else ""
-
-
-def _status_in(text: str) -> int | None:
-    """Return the last status of a failure that a text names."""
-    named = [int(number) for found in _STATUS_TEXT.findall(text) for number in found if number]
-    return next((status for status in reversed(named) if 300 <= status < 600), None)

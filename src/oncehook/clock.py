@@ -15,10 +15,10 @@ from pathlib import Path
 
 _skew = 0.0
 
-# For tests: a file that says by how many seconds this process's wall clock is wrong, looked at each time.
+# For tests: a file with the seconds by which this process's wall clock is wrong; it is read each time.
 _wrong = os.environ.get("ONCEHOOK_CLOCK")
 
-# Counts on while a laptop sleeps, where the system offers that; never runs backward.
+# The clock that goes on while a laptop sleeps, where the system has one; it never runs backward.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 perf: Callable[[], float] = time.perf_counter
@@ -40,7 +40,7 @@ def steady() -> float:
 
 
 def forward(seconds: float) -> None:
-    """Let time pass, for tests: wall clock and steady clock move together."""
+    """Advance both clocks, for tests."""
     global _skew
     _skew += seconds
 
@@ -50,6 +50,6 @@ def random_bytes(count: int) -> bytes:
 
 
 _dice = random.Random()  # noqa: S311 - ids must be unique, not secret
-# A forked child must not throw the same numbers as its parent.
+# A forked child must not draw the same numbers as its parent.
 os.register_at_fork(after_in_child=_dice.seed)
 random_bits: Callable[[int], int] = _dice.getrandbits

@@ -42,7 +42,7 @@
         ├── StoreUnavailable        answered 503; the sender's retry repairs it
         │   ├── NotStarted          nobody has started the inbox
         │   └── Overloaded          more waits than can be written in time
-        ├── StoreHeld               another process writes this SQLite file
+        ├── StoreHeld               the owner of this SQLite file takes no such client
         ├── MigrationNeeded         the schema is older than this program
         └── SchemaTooNew            the schema is newer than this program
 
@@ -264,7 +264,7 @@ class RetryLater(Steering):
     def __init__(self, message: str = "", *, after: float | str | None = None) -> None:
         super().__init__(message)
         self.after = after
-        """Seconds, or words such as "5m", up to the policy's cap; None: as the retry policy says."""
+        """Seconds, or text such as "5m", up to the policy's cap; None leaves it to the retry policy."""
 
 
 class GiveUp(Steering):
@@ -368,7 +368,7 @@ class Overloaded(StoreUnavailable):
 
 
 class StoreHeld(StoreError):
-    """Another process writes to this SQLite file."""
+    """The process that owns this SQLite file cannot serve this one."""
 
     code = "store_held"
 

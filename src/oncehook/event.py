@@ -23,7 +23,7 @@ Effect = Callable[[Any], object]
 
 
 def outward_id(lease: Lease) -> str:
-    """Return the id that a receiver sees: the event's own, or one of this run, where a fresh one was asked for."""
+    """Return the id that a receiver sees: the event's own, or this run's where a replay asked for a fresh one."""
     own = str(lease.event.id)
     return f"{own}.{lease.delivery.run}" if Options.fresh_id in lease.delivery.options else own
 
@@ -39,7 +39,7 @@ class Event:
         self._headers: list[tuple[str, str]] | None = None
         self.destination = destination
         self.deadline = deadline
-        """When this attempt's time is over."""
+        """The end of this attempt's time."""
         self.effect: Effect | None = None
         self._drafts: list[Draft] = []
         self._is_over = False
@@ -149,7 +149,7 @@ class Event:
 
     @property
     def replay(self) -> bool:
-        """True where a person or program asked for it again."""
+        """True for a run that a replay began."""
         return self._lease.delivery.replay_id is not None
 
     @property
@@ -188,9 +188,9 @@ class Event:
     ) -> None:
         """Emit an event that exists if, and only if, this delivery is done: both are one commit (R54).
 
-        As with `inbox.emit` it is kept, deduplicated and fanned out like any other. Without a key it gets one of this
-        event, this destination and its place among what is emitted here: the same in every attempt and every replay,
-        unless a replay asked for a fresh id.
+        It is stored, deduplicated and routed like one of `inbox.emit`. Without a key it gets one made of this event,
+        this destination and its position among the events emitted here: the same in every attempt and replay, unless a
+        replay asked for a fresh id.
         """
         if self._is_over:
             raise ConfigError("This attempt is over: nothing can be emitted in it any more.")
@@ -199,7 +199,8 @@ class Event:
         self._drafts.append(draft(source, type, payload, key, subject, hops_of(self._lease.event.request_head)))
 
     def finish(self) -> list[Draft]:
-        """Return what the handler has emitted, because it has returned. For its destination."""
+        """Return what the handler has emitted, and refuse more. Called by the destination when the handler has
+        returned."""
         self._is_over = True
         return self._drafts
 

@@ -33,7 +33,7 @@ _armed = [_Fault(text) for text in os.environ.get("ONCEHOOK_FAULT", "").split(",
 
 
 def point(name: str) -> None:
-    """Say that execution is here."""
+    """Stop here if a test asked for it."""
     for fault in _armed:
         if fault.name == name:
             fault.strike()

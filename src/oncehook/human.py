@@ -1,7 +1,7 @@
 """Durations, sizes, rates, moments and counts: read as people write them, and shown to people.
 
-A noun reads (`seconds("1h30m")`), `show_…` prints. Text that cannot be read raises an error that lists the forms. No
-other module parses or prints such a value, makes a plural, or looks for the word that was probably meant.
+`seconds("1h30m")` and other nouns read a value, `show_…` prints one. Text that cannot be read raises an error that
+lists the forms. No other module parses or prints such values, makes plurals, or suggests the nearest word.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def rate(text: str) -> float:
 
 
 def moment(text: str, now: datetime) -> datetime:
-    """Read a moment: a duration counts back from now (`2h`), anything else is an ISO time, in UTC unless it says."""
+    """Read a moment: a duration counts back from now (`2h`), anything else is an ISO time, in UTC by default."""
     try:
         if _AGO.match(text):
             return now - timedelta(seconds=seconds(text))
@@ -197,7 +197,7 @@ def _plural(noun: str) -> str:
 
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """Return the known word that was probably meant, or None."""
-    from difflib import get_close_matches  # only for those who mistype
+    from difflib import get_close_matches  # imported here, because only a typo needs it
 
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=alike)), None)
 

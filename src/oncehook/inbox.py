@@ -1,7 +1,7 @@
-"""The inbox: sources, destinations and routes are defined, then it is started, takes in, works, and is stopped.
+"""The inbox: define sources, destinations and routes, then start, receive, work and stop.
 
-Programs make one with `Inbox(store)` or `Inbox.from_toml()`, start it, and mount `asgi()`; the CLI and the
-web pages do the same and ask it for everything they show. Until the start it only keeps the address of its store.
+Programs make one with `Inbox(store)` or `Inbox.from_toml()`, start it, and mount `asgi()`; the CLI and the dashboard do
+the same and get everything they show from it. Before the start it only keeps the address of its store.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
 from oncehook.model import Arrival, Check, EventId, Expired, Headers, Item, Planned, StoredReplay, StoredWorker, digest
 from oncehook.observe import Observer
+from oncehook.reports import RunningReceiver
 from oncehook.settings import AppNames, Config, Loaded, RetentionConfig, build, load
 from oncehook.settings.build import Comparison, Encrypt
 from oncehook.settings.check import check_destination
@@ -61,22 +62,24 @@ C = TypeVar("C", bound=Classify)
 
 
 READY_FOR: Final = 1.0
-"""Seconds for which one proof that the store can write serves every probe."""
+"""Seconds for which one successful write counts for all readiness probes."""
 
 DRAIN_SECONDS: Final = 25.0
-"""How long attempts under way may take to end when the inbox stops."""
+"""Seconds that running attempts may take to end when the inbox stops."""
 
 
 @dataclass(slots=True)
 class RunningParts:
-    """Parts of an inbox that are built when they are needed, and ended by `stop`."""
+    """Parts of an inbox that are built on demand and ended by `stop`."""
 
     store: Store | None = None
     routes: Mapping[str, list[routes.Route]] = field(default_factory=dict)
-    """By source, once every name has its number in the store."""
+    """Routes by source, once every name has its id in the store."""
     routes_counted: int = -1
-    """Number of routes when names got their numbers."""
+    """Number of routes when names got their ids."""
     receiver: Receiver | None = None
+    receiver_count: int = 0
+    """Receivers of the server that this process only receives for; 0: it also does the upkeep."""
     worker: Worker | None = None
     sweep: Sweep | None = None
     draining: bool = False
@@ -84,12 +87,13 @@ class RunningParts:
 
 
 class StoreReports(StoreObserver):
-    """Reports of a store to the observer of its inbox and, while there is one, to its worker."""
+    """Reports of a store, passed on to the inbox's observer and to its worker, if there is one."""
 
     def __init__(self, observer: Observer, parts: RunningParts, *, works: bool) -> None:
         self._observer = observer
         self._parts = parts
         self.works = works
+        self.receiver_count = parts.receiver_count or 1
 
     @property
     def taker(self) -> Taker | None:  # type: ignore[override]
@@ -112,10 +116,10 @@ class StoreReports(StoreObserver):
 
 
 class Inbox:
-    """An inbox: what comes in, where it is kept, where it goes."""
+    """An inbox: sources, a store, destinations, and the routes between them."""
 
     takes_settings: ClassVar[bool] = True
-    """Whether the settings of a file may count beside what a program says."""
+    """Whether a file's settings are added to what a program defines."""
 
     def __init__(
         self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True, encrypt: Encrypt | None = None
@@ -132,11 +136,11 @@ class Inbox:
         self.limits = upkeep.Limits()
         self.retention = RetentionConfig()
         self.settings: Loaded | None = None
-        """The file that it was made from, or that counts beside what the program says."""
+        """The file that it was built from, or whose settings were added."""
         self.traces: Traces | None = None
         """OpenTelemetry spans for arrivals and attempts; to be set before the start."""
         self.local_token = clock.random_bytes(32).hex()
-        """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""
+        """For commands of the same user on this machine; new at every start, kept in the lock file only."""
         self.emitter = Emitter(self)
         self._admin = Admin(self)
         self._parts = RunningParts()
@@ -169,7 +173,7 @@ class Inbox:
 
     @property
     def migrates(self) -> bool:
-        """True where a start brings the store's schema up to date."""
+        """True where a start migrates the store's schema."""
         return self._migrate
 
     # -- from settings -------------------------------------------------------------------------
@@ -178,7 +182,7 @@ class Inbox:
     def from_toml(cls, path: str | Path | None = None) -> Self:
         """Build the inbox that a configuration file describes: the given one, ./oncehook.toml, or [tool.oncehook].
 
-        Handlers and whatever else a program adds count beside it; a route of the file may lead to a handler.
+        A program may add handlers and more; a route in the file may lead to such a handler.
         """
         return cls.from_loaded(load(None if path is None else Path(path), whole=False))
 
@@ -199,7 +203,7 @@ class Inbox:
         return inbox
 
     def add_settings(self, loaded: Loaded, app: str = "the program") -> None:
-        """Have a file's settings count beside what the program says. Raises ConfigError for what both say."""
+        """Add a file's settings to what the program defines. Raises ConfigError where both define the same."""
         self._check_in_time("A file of settings")
         both = Comparison(loaded, app)
         both.names("source", self.sources)
@@ -271,9 +275,9 @@ class Inbox:
     ) -> Callable[[F], F]:
         """Have a function handle events of a source: `def` or `async def`, given the `Event`, and `tx` if it takes one.
 
-        The destination is called as the function is, unless `name` says otherwise. Settings are those of
-        `[destination.NAME]` that any destination has (timeout: 60 s), and those of `[[route]]`.
-        `classify` is given what the function raised, and says which category that has; None: as the table says.
+        The destination has the function's name, unless `name` is given. Settings are those that `[destination.NAME]`
+        has for any kind (timeout: 60 s), and those of `[[route]]`. `classify` takes what the function raised and
+        returns its category, or None to leave it to the table.
 
         >>> @inbox.on("whatsapp", "message.*", retry="quick")
         ... async def reply(event: Event) -> None: ...
@@ -293,14 +297,14 @@ class Inbox:
         return register
 
     def _is_handled_by(self, name: str, handler: Handler) -> bool:
-        """Tell whether this very function is there already: one that handles several sources is one destination."""
+        """Tell whether this function is a destination already: with several sources it is still one destination."""
         known = self.destinations.get(name)
         return isinstance(known, HandlerDestination) and known.handler is handler
 
     def classify(self, classify: C) -> C:
-        """Have a function say which category an error of any handler has: `Category`, its word, or None.
+        """Have a function classify errors of all handlers: it returns a `Category`, its word, or None.
 
-        It is asked after a handler's own `classify`, in the order of adding; where all say None, the table decides.
+        It is called after a handler's own `classify`, in the order of adding; where all return None, the table decides.
 
         >>> @inbox.classify
         ... def by_type(error: Exception) -> Category | None:
@@ -313,8 +317,8 @@ class Inbox:
     def destination(self, name: str, **settings: Unpack[DestinationArguments]) -> Destination:
         """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words.
 
-        An address that is a secret is named by `url_env`, or by `url` and `path_env`: of such a one only the host is
-        ever shown. `sign_env` names the variable of a key to sign with.
+        A secret address is given by `url_env`, or by `url` and `path_env`: only its host is ever shown. `sign_env`
+        names the variable of a key to sign with.
 
         >>> inbox.destination("n8n", url="https://n8n.example/webhook/abc", preset="n8n", permanent=[409])
         """
@@ -324,10 +328,10 @@ class Inbox:
     def sender(
         self, name: str, sender: Sender, *, unsure: Unsure = "retry", **terms: Unpack[TermSettings]
     ) -> SenderDestination:
-        """Add a WhatsApp API as a destination: it is sent what is routed to it, and what is emitted under its name.
+        """Add a WhatsApp API as a destination, for events that are routed to it or emitted under its name.
 
-        `unsure="dead"` leaves a message of which nobody can tell whether it was sent to a person. `terms` are those of
-        `[destination.NAME]`.
+        With `unsure="dead"`, a message that may or may not have been sent becomes a dead letter, for a person to
+        decide. `terms` are those of `[destination.NAME]`.
 
         >>> inbox.sender("answers", MetaCloud(token, phone_number_id), retry="quick")
         >>> await inbox.send_message("answers", Text(to="+55 11 99999-0001", text="On its way"), key="order-42")
@@ -362,7 +366,8 @@ class Inbox:
         self.check_names()
 
     def _register_names_blocking(self) -> None:
-        """Give every name its number where nobody has started this inbox: in a view, say, beside a worker elsewhere."""
+        """Assign the store's ids to all names in an inbox that is not started: in a view, say, beside a worker
+        elsewhere."""
         if not self.is_started and self._parts.routes_counted != len(self.routes):
             self._complete_routes()
             self._assign_ids(self.store.register_names_blocking(self.sources, self.destinations))
@@ -377,9 +382,9 @@ class Inbox:
     # -- starting and stopping -----------------------------------------------------------------
 
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
-        """Open the store, give every name its number, and be ready to receive and to work.
+        """Open the store, assign its ids to all names, and be ready to receive and to work.
 
-        Without `work` what routes ask for is recorded, for a worker elsewhere; `only` names whom to work for.
+        Without `work`, deliveries are recorded for a worker elsewhere; `only` names the destinations to work for.
         """
         self._complete_routes()
         at_work = [d for d in self.destinations.values() if work and (not only or d.name in only)]
@@ -389,7 +394,7 @@ class Inbox:
             self._assign_ids(await store.register_names(self.sources, self.destinations))
             receiver = Receiver if self.traces is None else self.traces.receiver
             parts.receiver = receiver(self.sources, store, self.plan_deliveries, self.observer, self._revive)
-            parts.sweep = self._build_sweep(works=work)
+            parts.sweep = None if parts.receiver_count else self._build_sweep(works=work)
             if at_work:
                 await store.note_recipients({d.id: digest(d.address.encode()) for d in at_work})
                 at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
@@ -399,6 +404,8 @@ class Inbox:
         except BaseException:
             await store.close()
             raise
+        if parts.sweep is None:
+            return
         parts.sweep.start()
         for source in self.sources.values():
             for warning, hint in source.secret_warnings():
@@ -420,13 +427,13 @@ class Inbox:
         )
 
     def wind_down(self) -> None:
-        """Begin to stop: not ready any more, and no new work is begun."""
+        """Begin to stop: report not ready, and begin no new attempts."""
         self._parts.draining = True
         if self._parts.worker is not None:
             self._parts.worker.quiesce()
 
     async def stop(self, patience: float = DRAIN_SECONDS) -> None:
-        """Take nothing more, let attempts under way end, commit what was taken in, and let go of the store."""
+        """Receive nothing more, let running attempts end, commit what was received, and close the store."""
         parts = self._parts
         parts.draining = True
         if parts.worker is not None:
@@ -450,6 +457,11 @@ class Inbox:
         return self._parts.worker
 
     @property
+    def receivers(self) -> Sequence[RunningReceiver]:
+        """Processes that take arrivals in for this one, as they last reported."""
+        return [receiver for _, receiver in sorted(self.observer.receivers.items())]
+
+    @property
     def draining(self) -> bool:
         """True from the moment it begins to stop."""
         return self._parts.draining
@@ -471,13 +483,20 @@ class Inbox:
             await self.stop()
 
     @contextlib.asynccontextmanager
+    async def receiving(self, receiver_count: int) -> AsyncIterator[Inbox]:
+        """Run it as one of several receivers of a server, whose main process works and does the upkeep."""
+        self._parts.receiver_count = receiver_count
+        async with self.running(work=False):
+            yield self
+
+    @contextlib.asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
         """Run it for as long as a host application: `FastAPI(lifespan=inbox.lifespan)`."""
         async with self.running():
             yield
 
     def announce(self, address: str) -> None:
-        """Let commands on this machine find the process that writes a SQLite store."""
+        """Let commands on this machine find the server that owns a SQLite store."""
         self.store.announce(address, self.local_token)
 
     # -- working -------------------------------------------------------------------------------
@@ -489,7 +508,7 @@ class Inbox:
         await self._parts.worker.wait_until_drained()
 
     def nudge(self) -> None:
-        """Feed bulk replays now: one was made or goes on."""
+        """Feed bulk replays now, because one was started or resumed."""
         if self._parts.sweep is not None:
             self._parts.sweep.nudge()
 
@@ -497,7 +516,7 @@ class Inbox:
         return None if self._parts.worker is None else self._parts.worker.describe(self._created_at)
 
     async def _revive(self, event_id: EventId) -> None:
-        """Bring dead letters of an event back because a copy came, where its source asks for it (R22)."""
+        """Revive an event's dead letters because a duplicate arrived, where its source asks for that (R22)."""
         await self.admin.revive(event_id, actor="sender", reason="a copy arrived")
 
     # -- taking in -----------------------------------------------------------------------------
@@ -531,13 +550,14 @@ class Inbox:
     async def receive(
         self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
     ) -> Receipt:
-        """Take in one arrival from a route of one's own. The receipt holds the answer to give."""
+        """Receive one arrival from a route of one's own. The receipt holds the reply to send."""
         return await self.receiver.receive(Arrival(source, build.as_headers(headers), body, query, "POST", "", peer))
 
     async def emit(
         self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
-        """Keep an event of one's own and fan it out like any other; returns its id, or the first one's with that key.
+        """Store an event of one's own and route it like any other; return its id, or that of the first one with its
+        key.
 
         `source` names where it comes from ("app") and need not be configured as a source of arrivals.
         """
@@ -550,8 +570,8 @@ class Inbox:
     ) -> str:
         """Emit in a transaction of your own (PostgreSQL): the event exists if, and only if, that commits.
 
-        `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. The inbox need not be started here. Emit last: what the
-        event touches is locked until you commit.
+        `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. The inbox need not be started. Emit last: the rows it
+        touches are locked until you commit.
         """
         await asyncio.to_thread(self._register_names_blocking)
         return await self.emitter.emit_in(tx, draft(source, type, payload, key, subject))
@@ -566,8 +586,9 @@ class Inbox:
     async def send_message(self, destination: str, message: Message, *, key: str | None) -> str:
         """Emit a message to a sender: kept, retried, and sent once per key unless a person replays it.
 
-        What one recipient gets comes in order. `key=None` must be written: then nothing keeps it from being sent twice.
-        Returns the event's id, or the first one's with that key. Raises InvalidMessage for what could never be sent.
+        Messages to one recipient are sent in order. `key=None` must be written out: then nothing prevents sending it
+        twice. Returns the event's id, or that of the first one with this key. Raises InvalidMessage for what could
+        never be sent.
         """
         from oncehook.whatsapp.destination import SenderDestination
         from oncehook.whatsapp.messages import type_of
@@ -582,8 +603,8 @@ class Inbox:
     # -- looking after itself ------------------------------------------------------------------
 
     async def write_counts(self) -> None:
-        """Write counts of what was rejected and of volume: outside every commit, so a flood of forgeries costs no fsync
-        each."""
+        """Write the counts of rejections and of volume, outside the commits of arrivals: a flood of forgeries costs few
+        fsyncs."""
         rejections, counts = self.observer.take_counts()
         if not counts:
             return
@@ -591,7 +612,7 @@ class Inbox:
             await self.store.record_rejections(rejections, counts)
 
     async def _write_refusals(self, *, is_last: bool = False) -> None:
-        """Write into the audit log how often somebody came with a wrong token or password (S34)."""
+        """Audit how often somebody used a wrong token or password (S34)."""
         if detail := self.observer.refusals.take(is_last=is_last):
             try:
                 await self.store.audit("unknown", "refused", "access", detail)
@@ -603,7 +624,7 @@ class Inbox:
         await self._write_refusals()
 
     async def troubles(self) -> dict[str, str]:
-        """Return what keeps this inbox from receiving, by name; nothing when it is ready."""
+        """Return what keeps this inbox from receiving, by name; empty when it is ready."""
         if self._parts.draining:
             return {"inbox": "stopping"}
         now = asyncio.get_running_loop().time()
@@ -630,5 +651,5 @@ class Inbox:
 
 
 def name_of(handler: Handler) -> str:
-    """Return the name of a handler's destination where none is given."""
+    """Return the default name of a handler's destination."""
     return str(getattr(handler, "__name__", "handler"))

@@ -1,16 +1,15 @@
-"""The way in: from (source, headers, body) to an answer that is only given after the commit.
+"""Receiving: from (source, headers, body) to an answer that is given only after the commit.
 
-An arrival is admitted on the bytes as they came; only then it is read, split, keyed and recorded by the store, which
-decides what is new. Every way out is a `Reply`: a genuine arrival gets its answer after the commit, a forged one learns
-nothing, and whatever goes wrong on our side is 503, so that the sender tries again. Events of the program's own come in
-through `Emitter`.
+An arrival is verified on the bytes as received; only then it is parsed, split, keyed and recorded by the store, which
+decides what is new. The result is always a `Reply`: a genuine arrival gets its answer after the commit, a forged one
+learns nothing, and any fault of ours is 503, so that the sender retries. Events of the program's own come in through
+`Emitter`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -59,7 +58,7 @@ log = logging.getLogger("oncehook.receive")
 INDIRECT: Final = frozenset(
     {
         *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"),  # a proxy's
-        *(b"origin", b"sec-fetch-site"),  # a browser's: any page may make it send
+        *(b"origin", b"sec-fetch-site"),  # a browser's: any page can make it send
     }
 )
 """Headers of a request that does not come from the program at the other end. So is X-Forwarded-anything."""
@@ -87,7 +86,7 @@ class ArrivalObserver(Protocol):
     ) -> None:
         """Note an arrival that was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
 
-        A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
+        A batch has one outcome per part: those of the items in order, then those of ignored parts.
         """
 
     def note_rejection(self, arrival: Arrival, source: Source | None, error: Rejected) -> None: ...
@@ -96,7 +95,7 @@ class ArrivalObserver(Protocol):
 
 
 class Receipt(msgspec.Struct):
-    """An answer to one arrival, for a route of one's own: the reply, and its content."""
+    """The answer to one arrival, for a route of one's own: the reply, and its content."""
 
     reply: Reply
     outcome: str
@@ -104,7 +103,7 @@ class Receipt(msgspec.Struct):
 
 
 class Begun(msgspec.Struct):
-    """An arrival that the store has been asked to keep."""
+    """An arrival that was handed to the store."""
 
     source: Source
     arrival: Arrival
@@ -142,32 +141,32 @@ class Receiver:
         return await self.take(self.sources.get(arrival.source), arrival)
 
     async def take(self, source: Source | None, arrival: Arrival) -> Receipt:
-        """Take in one arrival at a source's address; None: no source has it.
+        """Receive one arrival at a source's path; None where no source has it.
 
-        The address decides, not the name: a source with a path of its own is not found under its name (S8).
-        Never raises: whatever happens becomes the sender's answer.
+        The path decides, not the name: a source with a path of its own is not found under its name (S8). Never raises:
+        every error becomes a reply.
         """
         begun = self.begin(source, arrival)
         return begun if isinstance(begun, Receipt) else await self.complete(begun)
 
     async def complete(self, begun: Begun) -> Receipt:
-        """Wait for the store's decision, do what follows from it, and return the answer."""
+        """Wait for the store's decision, act on it, and return the reply."""
         try:
             verdicts = await begun.pending.future
             if begun.source.settings.revive_dead and self._revive is not None:
-                # Before the answer: after "duplicate" a sender may never come again.
+                # Before the reply: after "duplicate" a sender may never come again.
                 for verdict in verdicts:
                     if verdict.outcome is Outcome.duplicate:
                         await self._revive(verdict.event_id)
         except asyncio.CancelledError:
-            begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
+            begun.pending.abandoned = True  # nobody reads the reply: withdraw what is not being written yet
             raise
         except Exception as error:
             return self._answer_failure(begun.source, begun.arrival, error)
         return self.finish(begun)
 
     def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
-        """Admit, read and record an arrival; returns what the store will decide, or the answer where it is known."""
+        """Verify, parse and record an arrival; return the pending intake, or the reply where it is known already."""
         started = clock.perf()
         try:
             source = self._admit(source, arrival)
@@ -184,9 +183,9 @@ class Receiver:
             return self._answer_failure(source, arrival, error)
 
     def finish(self, begun: Begun) -> Receipt:
-        """Return the answer, once the store has decided."""
+        """Return the reply, once the store has decided."""
         try:
-            return self._acknowledge(begun, begun.pending.future.result())
+            return self._acknowledge(begun, begun.pending.result())
         except Exception as error:
             return self._answer_failure(begun.source, begun.arrival, error)
 
@@ -198,7 +197,7 @@ class Receiver:
         return Receipt(self._fail_ours(source, error), "error", [])
 
     def greet(self, source: Source | None, arrival: Arrival) -> Reply:
-        """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
+        """Answer anything but a POST: a provider's handshake, or the same refusal as for a forged arrival."""
         started = clock.perf()
         try:
             if source is None or source.base.handshake is None:
@@ -223,18 +222,18 @@ class Receiver:
         return Reply(error.status, _sentence(str(error), error.code))
 
     def _fail_ours(self, source: Source | None, error: Exception) -> Reply:
-        # A fault of ours is never the sender's: it tries again, and we read the log.
+        # An error of ours is not the sender's fault: it retries, and we read the log.
         name = _name(source)
         ration.log(log, logging.ERROR, "receive.failed", {"source": name}, kind=name, exc_info=True)
         return self.put_off(source, StoreUnavailable(str(error)))
 
     def put_off(self, source: Source | None, error: StoreUnavailable) -> Reply:
-        """Note that an arrival cannot be taken now, and ask its sender to try again."""
+        """Note that an arrival cannot be stored now, and ask its sender to retry."""
         self._observer.unavailable(_name(source), error)
         return try_again(source, error.code)
 
     def _admit(self, source: Source | None, arrival: Arrival) -> Source:
-        """Let only genuine arrivals pass. Nothing is parsed before this, and no key is touched (R8, S1)."""
+        """Let only genuine arrivals pass. Nothing is parsed before this, and no key is used (R8, S1)."""
         hops = 0
         for name, value in arrival.headers:
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
@@ -247,7 +246,7 @@ class Receiver:
             raise SignatureInvalid("unknown source")
         self._check_peer(source, arrival)
         source.verifier(arrival)
-        if hops > MOST_HOPS:  # only now: whoever cannot sign learns nothing about this source (S8)
+        if hops > MOST_HOPS:  # checked last, so that whoever cannot sign learns nothing about this source (S8)
             raise TooManyHops
         if len(arrival.body) > source.settings.max_body:
             raise TooLarge
@@ -262,12 +261,12 @@ class Receiver:
     # -- from bytes to items -------------------------------------------------------------------
 
     def _items(self, source: Source, arrival: Arrival) -> tuple[int, list[Item]]:
-        """Return how many parts the arrival has, and the events to be made of them: less where types are ignored."""
+        """Return the number of parts, and the items built from them, without ignored types."""
         parts = None if source.split is None else _parts(source, arrival)
         if parts is not None and len(parts) != 1:
             made = [self._part(source, arrival, part, body) for part, body in parts]
             return len(parts), [item for item in made if item is not None]
-        # A batch of one is its own envelope: it is read as the part it holds, and its bytes stay as they came.
+        # A batch of one is read as its one part, and its bytes are stored unchanged.
         if parts is not None and not isinstance(parts[0][0], Odd):
             item = self._part(source, arrival, parts[0][0], arrival.body)
         else:
@@ -286,7 +285,7 @@ class Receiver:
     def _item(
         self, source: Source, arrival: Arrival, body: bytes, reading: Reading, data: Any = payload.MISSING
     ) -> Item | None:
-        """Return one event to be, or None when its type is ignored."""
+        """Build the item of one event; return None when its type is ignored."""
         mask = source.body_masking
         kind = mask.text(reading.type or "event")
         if source.ignored is not None and source.ignored.match(kind):
@@ -356,13 +355,13 @@ class Receiver:
 
 
 def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
-    """Return the parts of a batch and the bytes of each, or None for what is no batch: then it is kept whole.
+    """Return the parts of a batch with their bytes; None for what is no batch, which is stored whole.
 
     A shape that the splitter did not expect must not lose a verified event (S11).
     """
     assert source.split is not None
     parts: list[tuple[Any, bytes]] = []
-    # Not under the key of its first item: where that one is known already, all the others would be its conflict.
+    # Without a key: under the key of its first item, the other items would be conflicts where that one is known.
     whole = [(Odd(None), arrival.body)]
     size = 0
     try:
@@ -388,9 +387,9 @@ def _odd(reading: Reading) -> Reading:
 
 
 def is_direct(arrival: Arrival) -> bool:
-    """Tell whether an arrival comes straight from this machine, and not through a tunnel that ends on it."""
+    """Tell whether an arrival comes directly from this machine, not through a tunnel that ends here."""
     if not arrival.peer:
-        return True  # handed over by a program of ours
+        return True  # passed in by a program of ours
     try:
         if not ip_address(arrival.peer).is_loopback:
             return False
@@ -400,13 +399,14 @@ def is_direct(arrival: Arrival) -> bool:
 
 
 def try_again(source: Source | None, code: str = StoreUnavailable.code) -> Reply:
-    """Return the answer to what cannot be stored now: with the code only, for a sentence may name files and hosts."""
+    """Return the reply to what cannot be stored now: with the code only, because a message may contain files and
+    hosts."""
     status = 503 if source is None else source.base.unavailable
     return Reply(status, _sentence("Cannot store this now; try again.", code), (JSON, RETRY_AFTER))
 
 
 def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str, object]]:
-    """Return the answer to a batch: it counts as accepted when anything in it was new."""
+    """Return the reply to a batch: `accepted` when anything in it was new."""
     outcome = Outcome.accepted if Outcome.accepted in outcomes else Outcome.duplicate
     return outcome, {
         "status": outcome,
@@ -418,7 +418,7 @@ def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str,
 
 
 def _name(source: Source | None) -> str:
-    # An unknown source's name is untrusted text, and this one becomes a label.
+    # An unknown source's name is untrusted, and this becomes a label.
     return "unknown" if source is None else source.name
 
 
@@ -433,55 +433,67 @@ def _answer(source: Source, arrival: Arrival, body: Mapping[str, object]) -> Rep
 
 
 class ClosedReceiver(Receiver):
-    """A receiver for an inbox that is not started: every sender is asked to try again, and the log says why."""
+    """The receiver of an inbox that is not started: it asks every sender to retry, and logs why."""
 
     def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
-        """Put off every arrival, genuine or not: nothing can be stored."""
+        """Put off every arrival, genuine or not, because nothing can be stored."""
         return Receipt(self.put_off(source, NotStarted()), "error", [])
 
     def greet(self, source: Source | None, arrival: Arrival) -> Reply:
-        """Put off handshakes, too: whoever registers an address should learn that nothing is taken there yet."""
+        """Put off handshakes, too, so that nobody registers an address that cannot receive yet."""
         return self.put_off(source, NotStarted())
 
     def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
-        """Put off what would be rejected: there is no store to note it in."""
+        """Put off what would be rejected, because there is no store to note it in."""
         return self.put_off(source, NotStarted())
 
 
 STEP: Final = 0.02
-"""Seconds between two checks. An answer is due one step before the budget ends, so that it is never late."""
+"""Seconds between two looks. An answer is due one step before the budget ends, so that it is never late."""
 
 
 class AckDeadlines:
-    """Deadlines of the answers that one receiver owes, on one loop."""
+    """Deadlines of the pending replies of one receiver, on one loop.
+
+    Because an arrival should pay for none of it, it is only added to a list; its time counts from the last look.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[float, deque[tuple[float, Pending]]] = {}
+        self._new: dict[float, list[Pending]] = {}
+        """Arrivals since the last look, by their budget."""
+        self._waiting: list[tuple[float, list[Pending]]] = []
+        """Earlier arrivals, with the moment at which they are given up."""
+        self._looked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, pending: Pending, budget: float) -> None:
-        """Give up on an arrival when its budget is spent."""
-        loop = pending.future.get_loop()  # asking which one is running would cost a system call
-        queue = self._waiting.get(budget)
-        if queue is None:
-            queue = self._waiting[budget] = deque()
-        queue.append((loop.time() + budget - STEP, pending))
+        """Reply 503 to an arrival when its budget is spent."""
+        new = self._new.get(budget)
+        if new is None:
+            new = self._new[budget] = []
+        new.append(pending)
         if self._timer is None:
-            self._timer = loop.call_later(STEP, self._look, loop)
+            self._looked_at = pending.loop.time()
+            self._timer = pending.loop.call_later(STEP, self._look, pending.loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        for queue in self._waiting.values():
-            while queue and (queue[0][1].future.done() or queue[0][0] <= now):
-                _give_up(queue.popleft()[1])
-        self._timer = loop.call_later(STEP, self._look, loop) if any(self._waiting.values()) else None
+        watched = [*self._waiting, *((self._looked_at + budget - STEP, new) for budget, new in self._new.items())]
+        self._new, self._waiting, self._looked_at = {}, [], now
+        for due, group in watched:
+            undecided = [pending for pending in group if not pending.is_decided]
+            if due <= now:
+                _give_up(undecided)
+            elif undecided:
+                self._waiting.append((due, undecided))
+        self._timer = loop.call_later(STEP, self._look, loop) if self._waiting or self._new else None
 
 
-def _give_up(pending: Pending) -> None:
-    """Withdraw what the writer has not taken yet; what it has, the sender's next try finds by its key."""
-    if not pending.future.done():
+def _give_up(undecided: Iterable[Pending]) -> None:
+    """Withdraw an arrival that is not being written yet; if it is, the sender's retry finds it by its key."""
+    for pending in undecided:
         pending.abandoned = True
-        pending.future.set_exception(StoreUnavailable("The store did not answer within this source's budget."))
+        pending.refuse(StoreUnavailable("The store did not answer within this source's budget."))
 
 
 KEEP_EMITTED: Final = 30 * 86400.0
@@ -490,7 +502,7 @@ KEEP_EMITTED: Final = 30 * 86400.0
 
 @dataclass(slots=True, frozen=True)
 class Draft:
-    """An event that a program wants to emit, with its body as of that moment."""
+    """An event to be emitted, with its body encoded at that moment."""
 
     source: str
     type: str
@@ -503,13 +515,14 @@ class Draft:
 
 
 def draft(source: str, type: str, payload: object, key: str | None, subject: str | None, hops: int = 0) -> Draft:
-    """Draft an event: bytes are its body as they are, anything else becomes JSON."""
+    """Draft an event: bytes are the body, anything else becomes JSON."""
     body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
     return Draft(source, type, body, key, subject, hops)
 
 
 class EmitterHost(Protocol):
-    """An inbox as its emitter sees it: asked at each emission, because its start builds some parts."""
+    """The inbox as its emitter needs it. Its fields are read at each emission, because `start()` builds some of
+    them."""
 
     @property
     def observer(self) -> ArrivalObserver: ...
@@ -521,7 +534,7 @@ class EmitterHost(Protocol):
 
 
 class Emitter:
-    """Way in for events of the program's own. A source gets its id when it is first named."""
+    """Receiver for events of the program's own. A source gets its id when it is first named."""
 
     def __init__(self, inbox: EmitterHost) -> None:
         self._inbox = inbox
@@ -533,7 +546,7 @@ class Emitter:
         return self._inbox.store
 
     async def emit(self, draft: Draft) -> str:
-        """Keep an event, in a commit of its own; returns its id, or the first one's with that key."""
+        """Store an event in a commit of its own; return its id, or that of the first one with its key."""
         await self._register([draft.source])
         intake = self._intake(draft)
         (verdict,) = await self.store.record(intake).future
@@ -541,8 +554,8 @@ class Emitter:
         return str(verdict.event_id)
 
     async def emit_in(self, tx: Any, draft: Draft) -> str:
-        """Keep an event if, and when, the caller's transaction commits."""
-        if draft.source not in self._source_ids:  # on a connection of its own: also where this inbox was never started
+        """Store an event if, and when, the caller's transaction commits."""
+        if draft.source not in self._source_ids:  # on a connection of its own, also where this inbox was never started
             await asyncio.to_thread(self._register_blocking, [draft.source])
         (verdict,) = await self.store.record_in(tx, self._intake(draft))
         return str(verdict.event_id)
@@ -563,7 +576,7 @@ class Emitter:
 
     async def _register(self, sources: Iterable[str]) -> None:
         if new := self._unknown(sources):
-            async with self._registering:  # many first events at once ask for the number once
+            async with self._registering:  # many first events at once look up the id once
                 if new := self._unknown(new):
                     self._source_ids |= (await self.store.register_names(new, [])).sources
 

@@ -1,44 +1,33 @@
 """Log records: colour on a terminal, JSON elsewhere, and no way for untrusted text to forge one (S35).
 
 A record is a moment, `log.error("delivery.dead", extra={"fields": {…}})`. `serve` and `worker` render its fields; in a
-program with a logging of its own, a filter puts them into the message. What an outsider can cause is logged through
-`ration`: a few records a second each, the rest in sum.
+program with its own logging, a filter puts them into the message. Moments that outsiders can cause go through `ration`:
+a few records a second each, then sums.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import IO, Any, Final
 
 from oncehook import clock
 
 
 def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_people: bool | None = None) -> bool:
-    """Render every log record of this process on one stream; returns whether for people, or else as JSON."""
-    import structlog
-
+    """Render every log record of this process on one stream; return whether as text for people, not as JSON."""
     people = stream.isatty() if for_people is None else for_people
     colored = stream.isatty() and not os.environ.get("NO_COLOR")
-    renderer: Callable[..., Any] = _TextRenderer(colored) if people else structlog.processors.JSONRenderer(default=str)
     handler = logging.StreamHandler(stream)
     handler.addFilter(_leave_details)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.stdlib.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                _add_fields,
-                structlog.processors.format_exc_info,
-            ],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
+    handler.setFormatter(_TextFormatter(colored) if people else _JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -49,11 +38,28 @@ def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_peo
 _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "fields", "moment", "color_message"})
 
 
-def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Add what was logged along with the message: the fields of a moment, or the extra values of a foreign record."""
-    record: logging.LogRecord = event["_record"]
-    extra = {name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"}
-    return {**event, **extra, **getattr(record, "fields", {})}
+def _read_record(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the message and what was logged along: the fields of a moment, or the extra values of a foreign record."""
+    at = datetime.fromtimestamp(record.created, UTC)
+    event = {
+        "event": record.getMessage(),
+        "level": record.levelname.lower(),
+        "timestamp": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        **{name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"},
+        **getattr(record, "fields", {}),
+    }
+    if record.exc_info:
+        event["exception"] = _TRACES.formatException(record.exc_info)
+    if record.stack_info:
+        event["stack"] = record.stack_info
+    return event
+
+
+class _JsonFormatter(logging.Formatter):
+    """Formatter for programs: one JSON object a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(_read_record(record), default=str)
 
 
 _COLORS: Final = {
@@ -68,16 +74,18 @@ _HIDDEN: Final = frozenset(
 _HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {
     "delivery_id", "again_in_s", "attempt", "run", "attempts", "final_status", "key", "worker",
 }  # fmt: skip
-"""The event's id finds its deliveries too, and the rest is put into words."""
+"""Fields that are not shown: the event's id finds its deliveries, and the rest is part of the sentence."""
 
 
-class _TextRenderer:
-    """Renderer for people: time, moment, source and type, then the rest. Untrusted text cannot forge a record (S35)."""
+class _TextFormatter(logging.Formatter):
+    """Formatter for people: time, moment, source and type, the rest. Untrusted text cannot forge a record (S35)."""
 
     def __init__(self, colored: bool) -> None:
+        super().__init__()
         self._colored = colored
 
-    def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+    def format(self, record: logging.LogRecord) -> str:
+        event = _read_record(record)
         moment = plain(str(event["event"]).strip())
         parts = [event["timestamp"][11:19], self._paint(moment, f"{moment:<18}", event["level"])]
         what = " ".join(str(event[name]) for name in ("source", "type") if event.get(name))
@@ -92,7 +100,7 @@ class _TextRenderer:
         hidden = _HIDDEN_OF_ATTEMPTS if "attempt" in event else _HIDDEN
         rest = {k: v for k, v in event.items() if k not in hidden and v not in (None, "")}
         ids = rest.pop("event_ids", ())
-        # Ids come last: they are long, and wanted only to be copied.
+        # Ids come last: they are long, and only ever copied.
         rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
         shown = {k: plain(_words(v)) for k, v in rest.items() if v}
         parts += [f"{k}={_short(text) if k in ('key', 'subject') else text}" for k, text in shown.items()]
@@ -104,7 +112,7 @@ class _TextRenderer:
 
 
 def _attempt_words(event: Mapping[str, Any]) -> list[str]:
-    """Return which attempt it was, where it was not the first and only one, and when the next one comes."""
+    """Describe the attempt where it was not the only one, and when the next one is due."""
     words = []
     if event["attempt"] > 1 or "again_in_s" in event:
         words.append(f"attempt {event['attempt']}")
@@ -122,38 +130,40 @@ def _words(value: object) -> str:
 
 
 def _short(text: str, width: int = 52) -> str:
-    """Cut in the middle: it is their ends that tell long keys and subjects apart."""
+    """Shorten text in the middle: long keys and subjects differ at their ends."""
     return text if len(text) <= width else f"{text[: width // 2]}…{text[-width // 2 :]}"
 
 
 def plain(text: str) -> str:
-    """Return text in which nothing can move the cursor or break the line."""
+    """Return text without characters that move the cursor or break the line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _indent(trace: str) -> list[str]:
-    """Indent a traceback, because it may quote untrusted text, which must not pass for a record of ours."""
+    """Indent a traceback: it may quote untrusted text, which must not look like a record of ours."""
     return [f"    {plain(text)}" for text in trace.splitlines()]
 
 
 # -- records that an outsider can cause --------------------------------------------------------
 
 FEW: Final = 5
-"""Records of one moment that are logged each, from one sum to the next."""
+"""Records of one moment that are logged individually between two sums."""
 _MOST_KINDS: Final = 40
 """Kinds that one sum tells apart."""
 _UNCALLED: Final = 2.0
-"""Seconds after which a record sums up by itself: nobody else does where no inbox runs."""
+"""Seconds after which a record triggers the sum itself, in a process without an inbox."""
 
 
 class Ration:
-    """Bound on the records that an outsider can cause, so that a flood of requests is no flood of logs.
+    """Limit on the records that an outsider can cause, so that a flood of requests does not flood the log.
 
-    Of each moment the first few are logged as they are; the others are counted by kind and summed up by `sum_up`, once
-    a second. Called from any thread.
+    The first few of each moment are logged; the others are counted by kind and logged as sums by `sum_up`, once a
+    second. May be called from any thread.
     """
 
     def __init__(self) -> None:
+        self.few = FEW
+        """Fewer in a process that shares its log with others."""
         self._turn = threading.Lock()
         self._logged: Counter[str] = Counter()
         self._rest: dict[tuple[logging.Logger, int, str], Counter[str]] = {}
@@ -176,7 +186,7 @@ class Ration:
             self.sum_up()
         with self._turn:
             self._logged[moment] += 1
-            is_one_of_few = self._logged[moment] <= FEW
+            is_one_of_few = self._logged[moment] <= self.few
             if not is_one_of_few:
                 counted = self._rest.setdefault((logger, level, moment), Counter())
                 counted[kind if kind in counted or len(counted) < _MOST_KINDS else "other"] += 1
@@ -184,7 +194,7 @@ class Ration:
             logger.log(level, moment, extra={"fields": fields}, exc_info=exc_info, stacklevel=2)
 
     def sum_up(self) -> None:
-        """Log in one record per moment what was only counted since the last call, and begin anew."""
+        """Log one record per moment for what was only counted since the last call."""
         with self._turn:
             rest, self._rest = self._rest, {}
             self._logged.clear()
@@ -194,12 +204,12 @@ class Ration:
             logger.log(level, f"{moment}.summary", extra={"fields": fields})
 
     def _unlock(self) -> None:
-        """Take a new lock in the child of a fork: a thread that is not there may hold the old one."""
+        """Replace the lock in a forked child: a thread of the parent may hold the old one."""
         self._turn = threading.Lock()
 
 
 ration: Final = Ration()
-"""The one of this process, like the loggers themselves."""
+"""The one ration of this process, like the loggers themselves."""
 os.register_at_fork(after_in_child=ration._unlock)
 
 
@@ -209,14 +219,14 @@ LOGGERS: Final = (
     "api", "arrival", "attempt", "audit", "bridge", "claims", "receive", "replay", "settings", "source", "store",
     "sweep", "web", "whatsapp", "worker",
 )  # fmt: skip
-"""By name, after `oncehook.`: a filter of `oncehook` itself would not be asked about their records."""
+"""Names after `oncehook.`: a filter on `oncehook` itself would not see their records."""
 
 _TRACES: Final = logging.Formatter()
 _WORD: Final = re.compile(r"[\w.:/@+,-]+")
 
 
 def show_details() -> None:
-    """Have whatever handler there is show the fields of our records beside their moment."""
+    """Have the program's own log handlers show the fields of our records."""
     for name in LOGGERS:
         logging.getLogger(f"oncehook.{name}").addFilter(_add_details)
 
@@ -241,11 +251,11 @@ def _quote(value: object) -> str:
 
 
 def _add_details(record: logging.LogRecord) -> bool:
-    """Put the fields into the message; `moment` keeps the bare word, for whoever counts or picks records."""
-    if not hasattr(record, "moment"):  # it may have been through this in the process that it comes from
+    """Put the fields into the message; `moment` keeps the bare word, for counting and filtering."""
+    if not hasattr(record, "moment"):  # a record from another process has been through this already
         vars(record)["moment"] = record.msg
         if fields := getattr(record, "fields", None):
-            # As an argument: what groups records by their unformatted message finds one and the same per moment.
+            # Fields are an argument, so that tools that group by the unformatted message find one group per moment.
             record.msg, record.args = f"{record.msg} %s", (_Details(fields),)
         if record.exc_info:
             record.exc_text = "\n".join(_indent(_TRACES.formatException(record.exc_info)))
@@ -253,7 +263,7 @@ def _add_details(record: logging.LogRecord) -> bool:
 
 
 def _leave_details(record: logging.LogRecord) -> bool:
-    """Take the fields out of the message again: our own handler renders them itself."""
+    """Take the fields out of the message again: our own handler renders them."""
     if moment := getattr(record, "moment", None):
         record.msg, record.args = moment, ()
     return True

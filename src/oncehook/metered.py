@@ -1,7 +1,7 @@
-"""The library's JSONPath queries with everything counted that they look at.
+"""JSONPath queries of the library, with a count of the values that they look at.
 
-`payload` compiles a path and calls `meter_query`. The library makes a node for each value that it goes on from, so a
-node of our own counts; a query inside a filter begins with a node of its own, and is replaced by one that counts.
+`payload` compiles a path and calls `meter_query`. The library makes a node for each value that it visits, so nodes of
+our own count; a query inside a filter begins with a node of the library's, and is replaced by one that counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _MeteredQuery(JSONPathQuery):
         self._meter = meter
 
     def finditer(self, value: Any) -> Iterable[JSONPathNode]:
-        """Return what it leads to, one by one. Raises OverBudget from the middle of it."""
+        """Yield the values that the query finds. Raises OverBudget, possibly after some of them."""
         nodes: Iterable[JSONPathNode] = [_MeteredNode(self._meter, value, (), value)]
         for segment in self.segments:
             nodes = segment.resolve(nodes)
@@ -46,7 +46,7 @@ class _MeteredQuery(JSONPathQuery):
 
 
 def meter_query(query: JSONPathQuery, meter: Meter) -> Any:
-    """Return the query so that it counts, also inside its filters."""
+    """Return a query that counts, also inside its filters."""
     for segment in query.segments:
         for selector in segment.selectors:
             if isinstance(selector, FilterSelector):

@@ -1,4 +1,4 @@
-"""Notifications for systemd: READY, STOPPING, and a WATCHDOG beat for as long as the event loop turns.
+"""Notifications for systemd: READY, STOPPING, and WATCHDOG while the event loop runs.
 
 `serve` and `worker` run inside `supervise()`. Where nobody listens (no NOTIFY_SOCKET) nothing is sent.
 """
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 BEATS: Final = 3
-"""Beats in the time after which systemd takes a silent process for hung: one may be late, and one lost."""
+"""Beats within systemd's watchdog interval: one may be late, and one lost."""
 
 
 class Supervisor:
@@ -21,25 +21,26 @@ class Supervisor:
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         address = env.get("NOTIFY_SOCKET", "")
-        # A name that begins with @ is in the abstract namespace; anything but that and a path is not for us (vsock).
+        # @ begins a name in the abstract namespace; anything but that and a path (vsock) is not supported.
         self._address = "\0" + address[1:] if address.startswith("@") else address if address[:1] == "/" else ""
         self.interval = _read_interval(env) if self._address else None
         """Seconds of silence that systemd allows; None: no watchdog is set."""
 
     def ready(self, status: str) -> None:
-        """Report that start-up is over: whoever waits for this unit may go on."""
+        """Report the end of start-up, so that dependent units may start."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """Report that this process begins anew under the same number, after SIGHUP."""
+        """Report a restart under the same process id, after SIGHUP."""
         self._send("RELOADING=1\nSTATUS=beginning anew")
 
     def stopping(self) -> None:
-        """Report that what is under way is being ended, after a signal."""
+        """Report that running attempts are being ended, after a signal."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
     async def beat(self) -> None:
-        """Report that the loop turns, until cancelled. A loop that hangs is silent, and is restarted."""
+        """Report that the event loop runs, until cancelled. One that hangs is silent, so systemd restarts the
+        process."""
         while self.interval is not None:
             self._send("WATCHDOG=1")
             await asyncio.sleep(self.interval / BEATS)
@@ -47,14 +48,14 @@ class Supervisor:
     def _send(self, message: str) -> None:
         if not self._address:
             return
-        # A manager that does not listen is no reason to stop serving.
+        # Serving goes on, even if the service manager does not listen.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
             teller.setblocking(False)
             teller.sendto(message.encode(), self._address)
 
 
 def _read_interval(env: Mapping[str, str]) -> float | None:
-    """Read the interval of this process, and not of a parent whose variables it has inherited."""
+    """Read the watchdog's interval; None where the variables were inherited from a parent process."""
     if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     microseconds = env.get("WATCHDOG_USEC", "")
@@ -63,7 +64,7 @@ def _read_interval(env: Mapping[str, str]) -> float | None:
 
 @contextlib.asynccontextmanager
 async def supervise(env: Mapping[str, str] = os.environ) -> AsyncIterator[Supervisor]:
-    """Beat for the watchdog for as long as the block runs."""
+    """Send watchdog beats while the block runs."""
     supervisor = Supervisor(env)
     beating = asyncio.create_task(supervisor.beat(), name="oncehook-watchdog")
     try:

@@ -1,7 +1,7 @@
 """Metrics and logs: one log record and a few numbers per arrival and per attempt.
 
-`Observer` counts for Prometheus, logs the moment, publishes it to whoever follows, and gathers what was rejected, and
-what is volume, until the inbox writes it down. Bodies and secrets never appear.
+`Observer` counts for Prometheus, logs moments, publishes them to followers, and collects rejections and volume until
+the inbox writes them to the store. Bodies and secrets never appear.
 """
 
 from __future__ import annotations
@@ -9,27 +9,35 @@ from __future__ import annotations
 import collections
 import logging
 import re
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Final, Protocol
+from operator import add
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+import msgspec
 
 from oncehook import __version__, clock, model
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
 from oncehook.logs import plain, ration
 from oncehook.model import Arrival, Expired, Item, Lease, Mark, Outcome, Rejection, Settle, Settlement, StoredReplay
+from oncehook.reports import RunningReceiver
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.upkeep import Watermark
 
+if TYPE_CHECKING:  # the client library is imported when somebody asks for the metrics
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+Row: TypeAlias = tuple[tuple[str, ...], list[int | float]]
+"""Labels of an instrument, and what was counted under them."""
+
 
 class Registry:
-    """The instruments of one inbox, which the client library can write out."""
+    """The instruments of one inbox, in a form that the Prometheus client can export."""
 
     def __init__(self) -> None:
         self.instruments: list[Instrument] = []
@@ -37,42 +45,74 @@ class Registry:
     def collect(self) -> Iterable[Metric]:
         return [instrument.family() for instrument in self.instruments]
 
+    def take(self) -> list[list[Row]]:
+        """Return what was counted, and begin anew: for a process whose counts another one shows."""
+        return [instrument.take() for instrument in self.instruments]
 
-class Instrument:
+    def merge(self, taken: Sequence[Sequence[Row]]) -> None:
+        """Add what another process has counted with the same instruments."""
+        for instrument, rows in zip(self.instruments, taken, strict=True):
+            instrument.merge(rows)
+
+
+class Instrument(ABC):
     """A named measure, by labels."""
-
-    _kind: ClassVar[type[CounterMetricFamily | GaugeMetricFamily]]
 
     def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
         self._name, self._about, self._labels = name, about, labels
         self._values: dict[tuple[str, ...], Any] = {}
         registry.instruments.append(self)
 
+    @abstractmethod
     def family(self) -> Metric:
-        family = self._kind(self._name, self._about, labels=self._labels)
+        """Return its values as the client library writes them out."""
+
+    def _fill(self, family: CounterMetricFamily | GaugeMetricFamily) -> Metric:
         for labels, value in self._values.items():
             family.add_metric(labels, value)
         return family
+
+    def take(self) -> list[Row]:
+        """Return what was counted, and begin anew; nothing, where numbers of several processes have no sum."""
+        return []
+
+    def merge(self, rows: Sequence[Row]) -> None:
+        """Add what another process counted."""
+        assert not rows, self._name
 
 
 class Counter(Instrument):
     """A number that only grows."""
 
-    _kind = CounterMetricFamily
+    def family(self) -> Metric:
+        from prometheus_client.core import CounterMetricFamily
+
+        return self._fill(CounterMetricFamily(self._name, self._about, labels=self._labels))
 
     def add(self, *labels: str, by: int = 1) -> None:
-        """Count more. With 0, it is shown from the start, so that its first rise is seen."""
+        """Count more. With 0, the counter is exported from the start, so that its first increase is seen."""
         self._values[labels] = self._values.get(labels, 0) + by
 
     def values(self) -> collections.Counter[tuple[str, ...]]:
-        """Return a copy of what was counted so far, by labels."""
+        """Return a copy of the counts so far, by labels."""
         return collections.Counter(self._values)
+
+    def take(self) -> list[Row]:
+        values, self._values = self._values, {}
+        return [(labels, [value]) for labels, value in values.items() if value]
+
+    def merge(self, rows: Sequence[Row]) -> None:
+        for labels, (value,) in rows:
+            self._values[labels] = self._values.get(labels, 0) + value
 
 
 class Gauge(Instrument):
     """A number that goes up and down."""
 
-    _kind = GaugeMetricFamily
+    def family(self) -> Metric:
+        from prometheus_client.core import GaugeMetricFamily
+
+        return self._fill(GaugeMetricFamily(self._name, self._about, labels=self._labels))
 
     def set(self, value: float, *labels: str) -> None:
         self._values[labels] = value
@@ -88,7 +128,7 @@ class Histogram(Instrument):
         super().__init__(registry, name, about, *labels)
         self._buckets = buckets
         self._rows: dict[str | tuple[str, ...], list[float]] = {}
-        """Per label: how many fell into each bucket, into none of them, and the sum of all."""
+        """By labels: the count of each bucket, the count beyond all of them, and the sum."""
 
     def add(self, label: str | tuple[str, ...], value: float) -> None:
         row = self._rows.get(label)
@@ -97,7 +137,19 @@ class Histogram(Instrument):
         row[bisect_left(self._buckets, value)] += 1
         row[-1] += value
 
+    def take(self) -> list[Row]:
+        rows, self._rows = self._rows, {}
+        return [((label,) if isinstance(label, str) else label, row) for label, row in rows.items()]
+
+    def merge(self, rows: Sequence[Row]) -> None:
+        for labels, row in rows:
+            label = labels if len(labels) > 1 else labels[0]
+            known = self._rows.get(label)
+            self._rows[label] = list(row) if known is None else list(map(add, known, row))
+
     def family(self) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
         family = HistogramMetricFamily(self._name, self._about, labels=self._labels)
         names = [*(f"{float(limit)}" for limit in self._buckets), "+Inf"]
         for label, row in self._rows.items():
@@ -118,7 +170,7 @@ class LiveStream(Protocol):
 
     @property
     def is_there(self) -> bool:
-        """Tell whether anybody follows it now: otherwise nothing is put into words."""
+        """Tell whether anybody follows now; if nobody does, moments are not formatted."""
 
     def publish(self, kind: str, fields: Mapping[str, object]) -> None:
         """Publish one moment. Called on the loop; must be quick and must not raise."""
@@ -136,12 +188,21 @@ _SLOW: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0,
 _SIZES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
 
 
+class Observed(msgspec.Struct):
+    """Counts of one process since it last reported them."""
+
+    instruments: list[list[Row]]
+    rejections: list[Rejection]
+    counts: list[tuple[int, str, int]]
+    """Counts of `rejected` and `volume`, by source id."""
+
+
 class Observer:
     """Observer of one inbox: counts and logs what its receiver, worker, sweep and store report."""
 
     def __init__(self, engine: str) -> None:
         self.verbose = False
-        """Log every arrival at info, for a terminal; else only what somebody may have to act on."""
+        """Log every arrival at info, for a terminal; otherwise only what somebody may have to act on."""
         self.worker: str | None = None
         self.registry = all_ = Registry()
         self._arrivals = Counter(all_, "oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
@@ -176,6 +237,8 @@ class Observer:
         self._operations = Histogram(
             all_, "oncehook_store_operation_duration_seconds", "Time of a store operation", "operation", buckets=_FAST
         )
+        self._receivers_ended = Counter(all_, "oncehook_receivers_ended", "Receivers that ended and were started again")
+        self._receivers_ended.add(by=0)
         self._store_size = Gauge(all_, "oncehook_store_size_bytes", "Bytes the store takes on disk")
         Gauge(all_, "oncehook_build_info", "Version and store", "version", "store").set(1, __version__, engine)
         self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
@@ -183,14 +246,16 @@ class Observer:
         self._summed = (self._arrivals.values(), self._attempts.values())
         """Counts that `sum_up` has logged already."""
         self.volumes: Mapping[str, tuple[int, re.Pattern[str]]] = {}
-        """Sources that say which types are volume: their id in the store, and those types."""
+        """Sources with volume types: their id in the store, and a pattern of these types."""
         self.audience: LiveStream = _NoFollowers()
         self.refusals = Refusals()
+        self.receivers: dict[int, RunningReceiver] = {}
+        """Processes that receive for this one, by number."""
 
     def sum_up(self) -> None:
-        """Log in one record each what was only counted since the last call: what outsiders caused, and what went well.
+        """Log one record for each sum since the last call: what outsiders caused, and what succeeded.
 
-        With `verbose`, what went well was logged one by one.
+        With `verbose`, successes were logged one by one already.
         """
         ration.sum_up()
         arrivals, attempts = self._arrivals.values(), self._attempts.values()
@@ -231,7 +296,7 @@ class Observer:
     def _log_arrival(
         self, level: int, source: str, outcomes: Sequence[str], seconds: float, items: Sequence[Item], ids: list[str]
     ) -> None:
-        # Of a batch, the record is named by what somebody may have to look at, then by what was new.
+        # A batch is logged under its most notable outcome: a conflict first, then new events.
         outcome = next((word for word in ("conflict", "accepted") if word in outcomes), outcomes[0])
         fields: dict[str, object] = {"source": source, "outcome": outcome, "duration_s": round(seconds, 6)}
         if len(outcomes) == 1 and items:
@@ -250,7 +315,7 @@ class Observer:
             log.log(level, f"arrival.{outcome}", extra={"fields": fields})
 
     def note_rejection(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
-        # An unknown source's name is untrusted text: never a label, and never as it came.
+        # An unknown source's name is untrusted: never used as a label, and never logged unescaped.
         name = "unknown" if source is None else source.name
         self._arrivals.add(name, "rejected")
         self._counts[0 if source is None else source.id, "rejected"] += 1
@@ -271,7 +336,7 @@ class Observer:
         ration.log(log, logging.WARNING, "arrival.error", fields, kind=f"{source}: {error.code}")
 
     def access_refused(self, way: str, network: str, reason: str) -> None:
-        """Log and count a wrong token, password or sign-in, or any from a network that has to wait."""
+        """Log and count a wrong token, password or sign-in, or any attempt from a network that must wait."""
         self.refusals.add(way, network)
         fields = {"by": way, "reason": reason, "peer": network}
         ration.log(access_log, logging.WARNING, "access.refused", fields, kind=f"{way}: {reason}")
@@ -286,17 +351,36 @@ class Observer:
 
     def _count_volume(self, source: str, outcomes: Sequence[str], items: Sequence[Item]) -> None:
         number, types = self.volumes[source]
-        # The outcomes of what a batch leaves out follow those of its items.
+        # Outcomes of ignored parts of a batch follow those of its items.
         for item, outcome in zip(items, outcomes, strict=False):
             if outcome == Outcome.accepted and types.match(item.type):
                 self._counts[number, "volume"] += 1
 
     def take_counts(self) -> tuple[list[Rejection], collections.Counter[tuple[int, str]]]:
-        """Return what was rejected and counted since the last call, to be written down: a bounded ring, and numbers of
-        `rejected` and `volume`."""
+        """Return the rejections (a bounded number) and the counts of `rejected` and `volume` since the last call, for
+        the store."""
         gathered, self._rejections = list(self._rejections), deque(maxlen=KEPT_REJECTIONS)
         counts, self._counts = self._counts, collections.Counter()
         return gathered, counts
+
+    def take_observed(self) -> Observed:
+        """Return what was counted since the last call, for the process that shows and writes it."""
+        rejections, counts = self.take_counts()
+        return Observed(self.registry.take(), rejections, [(source, what, n) for (source, what), n in counts.items()])
+
+    def add_observed(self, observed: Observed) -> int:
+        """Count what a receiver has counted; returns how many arrivals it has answered."""
+        self.registry.merge(observed.instruments)
+        answered = observed.instruments[self.registry.instruments.index(self._acks)]
+        self._rejections.extend(observed.rejections)
+        for source, what, n in observed.counts:
+            self._counts[source, what] += n
+        return sum(int(sum(row[:-1])) for _, row in answered)
+
+    def receiver_ended(self, number: int) -> None:
+        """Count a receiver that ended although nobody stopped it."""
+        self.receivers.pop(number, None)
+        self._receivers_ended.add()
 
     # -- the way out ---------------------------------------------------------------------------
 
@@ -320,7 +404,7 @@ class Observer:
             attempt_log.log(level, _MOMENTS[settled.what], extra={"fields": fields})
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None:
-        """Note that somebody else works on a delivery by now, and what this worker wanted to settle was refused."""
+        """Note that a settlement was refused, because another worker has leased the delivery by now."""
         self._lost.add(destination.name)
         fields: dict[str, object] = {
             "source": lease.event.source,
@@ -333,7 +417,7 @@ class Observer:
         attempt_log.warning("lease.lost", extra={"fields": fields})
 
     def lease_expired(self, destination: Destination, expired: Expired) -> None:
-        """Note a lease that ran out and was taken over here: its worker died, hung, or is cut off."""
+        """Note an expired lease that was taken over here: its worker died, hung, or is cut off."""
         self._expired.add()
         fields: dict[str, object] = {
             "destination": destination.name,
@@ -361,7 +445,7 @@ class Observer:
         replay_log.info("replay.done", extra={"fields": fields})
 
     def watermark(self, mark: Watermark) -> None:
-        """Log a watermark that has just been crossed, or is back."""
+        """Log a watermark that was just crossed, or is back below its limit."""
         seen = {"watermark": mark.name, "level": mark.level, "limit": mark.limit, "crossed": mark.crossed}
         self.audience.publish("watermark", seen)
         moment = "watermark.crossed" if mark.crossed else "watermark.back"
@@ -374,7 +458,7 @@ class Observer:
             self._crossed.set(int(mark.crossed), mark.name)
 
     def levels(self, levels: Mapping[str, model.Level], workers: int) -> None:
-        """Show the levels of all destinations, and how many workers there are."""
+        """Export the levels of all destinations, and the number of workers."""
         self._workers.set(workers)
         self._oldest.clear()
         for name, level in levels.items():
@@ -385,18 +469,20 @@ class Observer:
 
     def exposition(self, store_size: int | None) -> bytes:
         """Return the metrics in Prometheus's text format."""
+        from prometheus_client import generate_latest
+
         if store_size is not None:
             self._store_size.set(store_size)
         return generate_latest(self.registry)
 
 
 class Refusals:
-    """Wrong tokens and passwords, gathered for the audit log: the first makes a row within a second, the rest are
-    summed up every ten minutes, so that guessing cannot fill the table."""
+    """Wrong tokens and passwords, collected for the audit log: the first is written within a second, the others as sums
+    every ten minutes, so that guessing cannot fill the table."""
 
     PACE: Final = 600.0
     MOST: Final = 20
-    """Networks that one row names."""
+    """Networks that one entry names."""
 
     def __init__(self) -> None:
         self._ways: collections.Counter[str] = collections.Counter()
@@ -408,7 +494,7 @@ class Refusals:
         self._networks[network if network in self._networks or len(self._networks) < self.MOST else "others"] += 1
 
     def take(self, *, is_last: bool = False) -> dict[str, dict[str, int]]:
-        """Return what the next row of the audit log says; nothing while there is none to be written yet."""
+        """Return the content of the next audit entry; empty while none is due."""
         now = clock.steady()
         if not self._ways or (now < self._due_at and not is_last):
             return {}
@@ -419,7 +505,7 @@ class Refusals:
         return detail
 
     def put_back(self, detail: Mapping[str, Mapping[str, int]]) -> None:
-        """Keep for the next row what could not be written."""
+        """Keep what could not be written, for the next entry."""
         self._ways.update(detail["by"])
         self._networks.update(detail["from"])
         self._due_at = 0.0
@@ -430,7 +516,7 @@ _MOMENTS: Final = {Settle.done: "attempt.done", Settle.retry: "attempt.retry", S
 
 
 def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> collections.Counter[str]:
-    """Return how often this outcome was counted, by source or destination."""
+    """Return the counts of this outcome, by source or destination."""
     return collections.Counter({name: n for (name, what), n in counted.items() if what == outcome})
 
 

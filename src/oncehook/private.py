@@ -1,7 +1,7 @@
 """Files that only their owner may read: the store with its log and lock, development keys, exports (S38).
 
-What lies at such a path before we come is not taken as it is. Somebody else's file, or a link, would hand over what we
-write into it: it is refused. One of ours that others can read is closed to them first.
+A file that exists before us is checked: somebody else's file, or a link, is refused, because it would reveal what we
+write; a file of ours that others can read is closed to them first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def open_private(path: Path, flags: int, *, as_root: bool = False) -> int:
-    """Open a file of ours and close it to others; with O_CREAT, make it where it is not there. Returns its descriptor.
+    """Open a file of ours and close it to others; with O_CREAT, create it if it is missing. Returns its descriptor.
 
-    O_TRUNC has no place among the flags: a file that is refused keeps its content. `as_root` lets root look at
-    anybody's file, as it is. Raises FileUnsafe, or OSError.
+    O_TRUNC is not among the flags: a refused file keeps its content. `as_root` lets root open anybody's file unchanged.
+    Raises FileUnsafe, or OSError.
     """
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -41,10 +41,10 @@ def open_private(path: Path, flags: int, *, as_root: bool = False) -> int:
 
 
 def make_private(path: Path, *, create: bool = False) -> None:
-    """Close a file to others without opening it, if it is there; else make an empty one, where that is asked for.
+    """Close an existing file to others without opening it; on request, create an empty one where it is missing.
 
-    For the files of a database: closing a descriptor would drop the locks that connections of this process have on
-    them. Raises FileUnsafe, or OSError.
+    For the files of a database: closing a descriptor would drop the locks of this process's connections. Raises
+    FileUnsafe, or OSError.
     """
     if create:
         with suppress(FileExistsError):

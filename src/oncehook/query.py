@@ -1,15 +1,15 @@
 """The one query language: the same text in the API, the CLI and the dashboard.
 
-`parse` turns `source:stripe status:dead body.amount:>1000 since:2h refund` into a `Filter`; `write_query` writes text
-in which "two hours ago" has become a moment, for plans and for commands to copy. `WORDS` is the table of words:
-errors, completion, help and the reference read it. No text reaches a database but as a parameter (S36).
+`parse` turns `source:stripe status:dead body.amount:>1000 since:2h refund` into a `Filter`; `write_query` writes a
+query whose relative times have become fixed ones, for plans and for commands to copy. `WORDS` is the table of words:
+errors, completion, help and the reference read it. User text reaches a database as a parameter only (S36).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -23,7 +23,7 @@ LONGEST: Final = 32_768
 """Characters of a query at most; some 800 ids fit."""
 
 MOST_CLAUSES: Final = 10
-"""Places in the body that a query may ask for at once: each is looked up in every body."""
+"""Conditions on the body in one query: each is looked up in every body."""
 
 BODY: Final = "body."
 """The start of a word that names a place in the body."""
@@ -82,7 +82,7 @@ def parse(text: str, now: datetime) -> Filter:
 
 
 def check_text(text: str, what: str, longest: int) -> None:
-    """Refuse text that no database would take, or that is too long."""
+    """Refuse text that is too long or that a database cannot store."""
     if len(text) > longest:
         raise QueryInvalid(f"{what} is longer than {longest} characters.")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
@@ -90,7 +90,7 @@ def check_text(text: str, what: str, longest: int) -> None:
 
 
 def _split(text: str) -> Iterator[tuple[str | None, str, bool]]:
-    """Yield word, value, and whether the value was in quotes."""
+    """Yield each word, its value, and whether the value was quoted."""
     at, end = 0, len(text.rstrip())
     while at < end:
         part = _PART.match(text, at)
@@ -123,7 +123,7 @@ def _read(word: str, value: str, now: datetime) -> Mapping[str, Any]:
 
 
 def _read_clause(word: str, value: str, is_quoted: bool) -> Clause:
-    """Read `body.a.b:>10`. A sign in quotes is text."""
+    """Read `body.a.b:>10`. A quoted sign is text."""
     path = tuple(map(_unquote_step, _STEPS.findall(word))) if _PLACES.fullmatch(word) else ()
     sign = "" if is_quoted else next((one for one in SIGNS if value.startswith(one)), "")
     clause = Clause(path, sign or "=", value.removeprefix(sign))
@@ -147,7 +147,7 @@ def _unquote_step(step: str) -> str:
 
 
 Reader = Callable[[str, str, datetime], Mapping[str, Any]]
-"""From a word, its value and the present moment to fields of a Filter."""
+"""A function from a word, its value and the current time to fields of a Filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _read_is(word: str, value: str, now: datetime) -> Mapping[str, Any]:
 
 
 def _read_delivery_id(word: str, value: str, now: datetime) -> Mapping[str, Any]:
-    """Read `id:`, which may be repeated and means any of them; an event's id is understood too."""
+    """Read `id:`, which may be repeated and means any of them; an event's id is accepted, too."""
     if value.startswith(EventId.prefix):
         return {"event_id": _known_id(EventId, word, value)}
     return {"ids": [_known_id(DeliveryId, word, value)]}
@@ -254,10 +254,10 @@ WORDS: Final[Mapping[str, Word]] = {
 
 
 def write_query(filter: Filter) -> str:
-    """Write the filter as a query that means the same at any time. `parse` reads it back."""
+    """Write the filter as a query with fixed times. `parse` reads it back."""
     if filter.ids is not None and not filter.ids:
         raise ValueError("a filter of no ids means nothing; as a query it would mean everything")
-    return " ".join(part for entry in fields(filter) for part in _write(filter, entry.name))
+    return " ".join(part for name in filter.__struct_fields__ for part in _write(filter, name))
 
 
 def _write(filter: Filter, field: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """A replay before it is made: the request, its plan, and the token of a plan.
 
-`Admin` plans and starts replays with these; the store fixes their items and workers work them off. A token holds the
-whole plan (its query with fixed times, its options, its number, its moment), so that no plan has to be kept anywhere.
-Discarding many dead letters takes such a plan, too.
+`Admin` plans and starts replays with these; the store fixes their items and workers process them. A token contains the
+whole plan (its query with fixed times, its options, its count, its time), so that no plan is stored. Discarding many
+dead letters uses such a plan, too.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import base64
 import binascii
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from oncehook import query
 from oncehook.destinations.base import Destination
@@ -39,8 +39,7 @@ MOST_IDS: Final = 500
 BEHIND: Final = "Live traffic goes first; the order within a subject is kept among what is replayed."
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayRequest:
+class ReplayRequest(msgspec.Struct, frozen=True):
     filter: Filter
     force: bool = False
     fresh_id: bool = False
@@ -48,13 +47,13 @@ class ReplayRequest:
     """Deliveries a second at most."""
 
     def without_subject(self) -> ReplayRequest:
-        """Return the request with a hash in the place of the subject's text."""
+        """Return the request with the subject's hash instead of its text."""
         subject = self.filter.subject
         hidden = None if subject is None else f"#{subject_hash(subject)}"
         return replace(self, filter=replace(self.filter, subject=hidden))
 
     def about(self) -> dict[str, object]:
-        """Return the request in words, to be kept with the replay."""
+        """Return the request as text, to be stored with the replay."""
         return {
             "query": query.write_query(self.filter),
             "force": self.force,
@@ -64,22 +63,22 @@ class ReplayRequest:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Recipient:
+class Recipient(msgspec.Struct, frozen=True):
     destination: str
     count: int
     kind: str
-    """`handler`, `http` or `sender`; where it is not configured here, `elsewhere` when a worker has it, else `gone`."""
+    """`handler`, `http` or `sender`; where it is not configured here, `elsewhere` when a worker has it, otherwise
+    `gone`."""
     address: str
     paused: bool
     failing: bool
-    """Its breaker is open, or its last deliveries have failed."""
+    """True where its breaker is open, or its last deliveries have failed."""
     changed: int
-    """Deliveries of these that first went to another address than this."""
+    """Deliveries of the plan that first went to another address."""
 
     @property
     def moved(self) -> str:
-        """Sentence about deliveries that go elsewhere than the first time."""
+        """Sentence about deliveries that go to another address than the first time."""
         many = "This was" if self.changed == self.count == 1 else f"{self.changed:,} of {self.count:,} were"
         return f"{many} first delivered to another address than {self.destination} has now."
 
@@ -96,9 +95,8 @@ class Recipient:
         return [*found, self.moved] if self.changed else found
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A replay that is not made yet: what it would do."""
+class Plan(msgspec.Struct, frozen=True):
+    """The effect of a replay that is not started yet."""
 
     token: str
     request: ReplayRequest
@@ -110,18 +108,18 @@ class Plan:
     newest: datetime | None
     sample: Sequence[StoredDelivery]
     previews: Mapping[bytes, DeliveryPreview]
-    """By delivery, of those of the sample that a person can read: who gets it, and what."""
+    """Recipient and text of the readable deliveries of the sample, by delivery."""
     expected_seconds: float | None
-    """Duration at the rate; None: as fast as the destinations go."""
+    """Duration at the requested rate; None: as fast as the destinations allow."""
 
     @property
     def notes(self) -> list[str]:
-        """Everything to know before saying yes."""
+        """Everything to know before confirming it."""
         return [*self.visible, BEHIND, *self.warnings]
 
     @property
     def visible(self) -> list[str]:
-        """Differences from the first time that receivers see."""
+        """Differences from the first run that receivers see."""
         seen = []
         if any(recipient.kind == "sender" for recipient in self.recipients):
             seen.append("Whoever got a message already gets it a second time: WhatsApp cannot tell.")
@@ -133,7 +131,7 @@ class Plan:
 
     @property
     def can_work(self) -> bool:
-        """True where there is anything to replay, and somebody who would work it."""
+        """True where there is something to replay, and a worker for it."""
         return self.total > 0 and not self.goes_only_to("gone")
 
     def goes_only_to(self, kind: str) -> bool:
@@ -159,7 +157,7 @@ def build_plan(
     previews: Mapping[bytes, DeliveryPreview],
     elsewhere: Collection[str] = (),
 ) -> Plan:
-    """Build a plan of what the store has counted. `elsewhere`: the destinations of workers in other processes."""
+    """Build a plan from the store's counts. `elsewhere`: the destinations of workers in other processes."""
     counts = counted.by_destination
     return Plan(
         token=encode_token(request, PlanSnapshot(counted.total, counted.at)),
@@ -203,7 +201,7 @@ def _recipient(
 def _estimate_seconds(
     request: ReplayRequest, counts: Mapping[str, int], destinations: Mapping[str, Destination]
 ) -> float | None:
-    """Return the seconds at the rate asked for, or at that of the slowest destination: whichever takes longer."""
+    """Return the seconds at the requested rate or at that of the slowest destination, whichever is longer."""
     spans = [] if request.rate is None else [sum(counts.values()) / request.rate]
     for name, count in counts.items():
         destination = destinations.get(name)
@@ -213,15 +211,16 @@ def _estimate_seconds(
 
 
 def with_end(filter: Filter, now: datetime) -> Filter:
-    """Return a filter with an end: what arrives after the plan was made is not meant by it."""
+    """Return the filter with an end, so that it excludes what arrives after the plan was made."""
     if filter.until is not None or filter.ids is not None or filter.event_id is not None:
         return filter
-    # Received times are the store's, which may be a little ahead of ours: better one event more than one too few.
+    # The store sets received times, and its clock may be a little ahead: better one event more than one too few.
     return replace(filter, until=now.replace(microsecond=0) + timedelta(seconds=2))
 
 
 def some_ids(ids: Sequence[DeliveryId], filter: Filter) -> tuple[DeliveryId, ...]:
-    """Return deliveries that are named one by one, each once. Raises BadRequest for none: that never means all."""
+    """Return deliveries that are named one by one, each once. Raises BadRequest for an empty list, which must not mean
+    all."""
     if filter.ids is not None:
         raise BadRequest("The deliveries are named twice, in `ids` and in the query.")
     if not ids or len(ids) > MOST_IDS:
@@ -278,7 +277,7 @@ def encode_token(request: ReplayRequest, seen: PlanSnapshot) -> str:
 
 
 def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, PlanSnapshot]:
-    """Return the request of a token, and what its plan has shown. It grants nothing: its holder needs the right."""
+    """Return the request and the plan of a token. A token grants nothing: its holder still needs the role."""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         held = msgspec.json.decode(raw, type=_Token)

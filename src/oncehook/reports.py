@@ -1,16 +1,17 @@
-"""Values that API, command line and dashboard show alike: requests, sources, destinations, and the numbers.
+"""Values that API, command line and dashboard show: requests, sources, destinations, and counts.
 
-`gather` adds up what the store has counted. Flows come from counters, which know minutes (and days, once they are two
-days old); statuses of deliveries are counted from the deliveries themselves.
+`gather` sums what the store has counted. Flows come from counters, which are kept by minute (by day, once they are two
+days old); statuses are counted from the deliveries themselves.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
+
+import msgspec
 
 from oncehook.destinations.base import Destination
 from oncehook.human import show_span
@@ -38,15 +39,14 @@ ONLY_A_KEY: Final = (
     " or the event was pruned, and its key is kept longer."
 )
 MASK: Final = "[masked]"
-# Signatures prove something about this request only and are shown; credentials, which could be used again, are not.
+# Signatures are shown, because they prove something about this request only; reusable credentials are not.
 _CREDENTIAL: Final = re.compile(
     r"(?:.*[-_])?(?:authorization|cookie|token|secret|password|passwd|credentials?|api[-_]?key|apikey)[0-9]?",
     re.IGNORECASE,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShownRequest:
+class ShownRequest(msgspec.Struct, frozen=True):
     method: str
     target: str
     headers: Sequence[tuple[str, str]]
@@ -64,11 +64,11 @@ def request_of(head: bytes) -> ShownRequest:
 
 
 HIDDEN: Final = "[hidden]"
-"""Shown in the place of a header's value to whoever may not see payloads."""
+"""Shown instead of a header's value to viewers without payloads."""
 
 
 def without_values(request: ShownRequest) -> ShownRequest:
-    """Return a request without what its sender put into it: no query, and of headers only the names."""
+    """Return a request without the sender's data: no query, and headers by name only."""
     path, mark, _ = request.target.partition("?")
     return ShownRequest(
         request.method, path + mark + (HIDDEN if mark else ""), [(name, HIDDEN) for name, _ in request.headers]
@@ -79,19 +79,18 @@ def _is_credential(name: str) -> bool:
     return len(name) <= 200 and _CREDENTIAL.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ShownEvent:
-    """An event with everything about it but its body."""
+class ShownEvent(msgspec.Struct, frozen=True):
+    """An event with everything but its body."""
 
     event: EventDetails
     request: ShownRequest
     deliveries: Sequence[StoredDelivery]
     body_authenticated: bool | None
-    """Whether its source's check covers the body; None: there is no such source any more."""
+    """Whether its source's verification covers the body; None where the source no longer exists."""
     key_authenticated: bool | None
-    """Whether it covers the place of the key."""
+    """Whether it covers the key's place."""
     size: int
-    """Bytes of the body, which the event itself is without where payloads are hidden."""
+    """Bytes of the body; the event itself has none where payloads are hidden."""
 
     @property
     def covers(self) -> str | None:
@@ -101,8 +100,7 @@ class ShownEvent:
         return describe_coverage(self.body_authenticated, self.key_authenticated)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownArrival:
+class ShownArrival(msgspec.Struct, frozen=True):
     id: ArrivalId
     outcome: Outcome
     at: datetime
@@ -110,9 +108,8 @@ class ShownArrival:
     body_differs: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ShownSource:
-    """A source: where it is, how it is verified, how it goes. Never a secret, only how many there are."""
+class ShownSource(msgspec.Struct, frozen=True):
+    """A source: its address, verification and counts. Never a secret, only their number."""
 
     name: str
     preset: str | None
@@ -120,15 +117,15 @@ class ShownSource:
     address: str
     """The path to give the provider."""
     public_url: str | None
-    """The whole address that is registered with the provider, where the settings say it."""
+    """The URL that is registered with the provider, where the settings contain it."""
     hidden: bool
-    """The address is unguessable: whoever may only look is not shown it."""
+    """True where the address is unguessable: viewers do not see it."""
     verifier: str
     unverified: bool
     body_authenticated: bool
-    """Whether the check covers the body; if not, the body is a hint."""
+    """Whether verification covers the body; if not, the body is a hint."""
     key_authenticated: bool
-    """Whether it covers the place of the key; if not, a captured request can come back under another key."""
+    """Whether it covers the key's place; if not, a captured request can come back under another key."""
     loopback_only: bool
     secrets: int
     key: str
@@ -137,16 +134,15 @@ class ShownSource:
     destinations: Sequence[str]
     last_arrival: datetime | None
     figures: Mapping[str, int]
-    """What came in the last 24 hours."""
+    """Counts of the last 24 hours."""
 
     @property
     def proven(self) -> str:
         return describe_coverage(self.body_authenticated, self.key_authenticated)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownDestination:
-    """A destination: whom it reaches, on what terms, in which state."""
+class ShownDestination(msgspec.Struct, frozen=True):
+    """A destination: its address, terms and state."""
 
     name: str
     kind: str
@@ -159,14 +155,14 @@ class ShownDestination:
     sources: Sequence[str]
     level: Level
     figures: Mapping[str, int]
-    """What happened in the last 24 hours."""
+    """Counts of the last 24 hours."""
     breaker: str
-    """`closed`, `open`, or `half_open` when its time has passed and nothing was tried yet."""
+    """`closed`, `open`, or `half_open` when its time has passed and no probe was made yet."""
     holding: Breaker
 
     @property
     def state(self) -> str:
-        """State in the one word that all faces use: `paused`, `held_back`, `failing` or `ready`."""
+        """State as all interfaces name it: `paused`, `held_back`, `failing` or `ready`."""
         if self.level.paused_at is not None:
             return "paused"
         if self.breaker != "closed":
@@ -185,8 +181,22 @@ class ShownDestination:
         return f"{lead} At {self.holding.failures:,} nothing is sent for {held}, then one trial decides."
 
 
-@dataclass(frozen=True, slots=True)
-class System:
+class RunningReceiver(msgspec.Struct, frozen=True):
+    """A process that takes arrivals in for a server."""
+
+    number: int
+    pid: int
+    started_at: datetime
+    connections: int
+    arrivals: int
+    """Arrivals that it has answered after their commit, or acknowledged without one."""
+    cpu: float
+    """Seconds of CPU time."""
+    memory: int
+    """Bytes that it has in memory."""
+
+
+class System(msgspec.Struct, frozen=True):
     version: str
     engine: str
     schema: SchemaState
@@ -196,6 +206,10 @@ class System:
     crossings: Mapping[str, datetime]
     counted_by_type: Collection[str] = ()
     """Sources of which only messages count for the daily volume."""
+    receivers: Sequence[RunningReceiver] = ()
+    """Processes that take arrivals in for this one, where there are several."""
+    owner: int | None = None
+    """The process that owns the store's file; None where the store is a server."""
 
 
 # -- what is set up ----------------------------------------------------------------------------
@@ -209,7 +223,7 @@ def show_source(
         preset=source.preset.name if source.preset else None,
         title=source.preset.title if source.preset else None,
         address=f"/in/{source.path}",
-        # A development source is registered at no provider: it is wherever the server listens.
+        # A development source is not registered at a provider: its address is the server's own.
         public_url=None if source.loopback_only else source.settings.public_url,
         hidden=source.path != source.name,
         verifier=verifier_name(source.scheme),
@@ -267,14 +281,14 @@ def verifier_name(scheme: Scheme) -> str:
 
 
 def describe_coverage(body: bool, key: bool) -> str:
-    """Return what a source's check covers: `body and key`, `body, not the key`, `who sends, not the body`."""
+    """Return what a source's verification covers: `body and key`, `body, not the key`, `who sends, not the body`."""
     if not body:
         return "the key, not the body" if key else "who sends, not the body"
     return "body and key" if key else "body, not the key"
 
 
 def schedule(policy: Policy) -> str:
-    """Return the schedule of retries for people: `10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days`."""
+    """Return the retry schedule as text: `10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days`."""
     waits = list(policy.waits or policy.in_words())
     if not waits:
         return "1 attempt"
@@ -285,7 +299,7 @@ def schedule(policy: Policy) -> str:
 
 
 def rule(places: object) -> str:
-    """Return the places of a rule as they were written; functions by their name."""
+    """Return the places of a rule as written; functions by name."""
     if places is None:
         return ""
     if isinstance(places, list | tuple):
@@ -302,26 +316,25 @@ def breaker(level: Level, now: datetime) -> str:
 PerDay = dict[str, dict[str, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(msgspec.Struct, frozen=True):
     since: datetime
     total: int
     """Events accepted."""
     by_status: Mapping[DeliveryStatus, int]
     """Deliveries of events received since, by their status now."""
     dead: int
-    """All dead letters there are now."""
+    """All current dead letters."""
     duplicates: int
     conflicts: int
     rejected: int
-    """Also what asked for a source that does not exist, which is counted for no source."""
+    """Includes requests for unknown sources, which are counted for no source."""
     retries: int
     replays: int
     last_replay_at: datetime | None
     per_day: Mapping[str, Mapping[str, int]]
     """Deliveries done, by destination and day (UTC)."""
     volume_today: int
-    """Events accepted since midnight UTC; of sources that tell messages from receipts, the messages."""
+    """Events accepted since midnight UTC; for sources with volume types, only those."""
     watermarks: Sequence[Watermark]
     by: Mapping[str, Mapping[str, int]] | None
     """Numbers per source or per destination."""

@@ -1,7 +1,7 @@
 """The wait before the next attempt: one retry policy, for deliveries and for every sender.
 
-A policy is a formula (base, factor, cap, jitter) or a list of waits. `quick` and `durable` have names. Chance is handed
-in, so that a test can hold it; the result is finite and never negative for any attempt number (R38).
+A policy is a formula (base, factor, cap, jitter) or a list of waits. `quick` and `durable` have names. Randomness is
+passed in, so that tests can fix it; the result is finite and never negative for any attempt number (R38).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 from oncehook import clock
@@ -20,7 +19,7 @@ Chance = Callable[[], float]
 """A number in [0, 1)."""
 
 LONGEST: Final = 7 * 86_400.0
-"""No wait is longer, whatever a formula or a destination says."""
+"""The longest wait in seconds, whatever a formula or a destination says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +27,17 @@ class Policy:
     """Policy of retries: when to try again, and when to give up."""
 
     attempts: int
-    """In all, the first one included."""
+    """Attempts in all, including the first."""
     base: float = 0.0
     factor: float = 2.0
     cap: float = LONGEST
     jitter: float | str = "full"
-    """`full`: anywhere between nothing and the wait; `none`; or seconds that are added at most."""
+    """`full`: anywhere between 0 and the wait; `none`; or the most seconds that are added."""
     waits: Sequence[float] = ()
-    """Explicit waits, instead of the formula; a tenth is added at most."""
+    """Explicit waits instead of the formula; at most a tenth is added."""
 
     def wait(self, attempt: int, chance: Chance = clock.chance.random) -> float | None:
-        """Return the seconds to wait after this attempt (1 is the first) has failed; None: give up."""
+        """Return the seconds to wait after this attempt (1 is the first) has failed; None to give up."""
         if attempt >= self.attempts:
             return None
         if self.waits:
@@ -49,14 +48,14 @@ class Policy:
     def _formula(self, attempt: int, chance: Chance) -> float:
         try:
             full = min(self.cap, self.base * self.factor ** (attempt - 1))
-        except OverflowError:  # what no float can hold has passed every cap
+        except OverflowError:  # beyond a float is beyond every cap
             full = self.cap if self.base else 0.0
         if self.jitter == "full":
             return full * chance()
         return full + (0.0 if isinstance(self.jitter, str) else self.jitter * chance())
 
     def in_words(self) -> Sequence[float]:
-        """Return the waits at their longest, for people."""
+        """Return the longest possible waits, as text."""
         return [self.wait(n, lambda: 1.0) or 0.0 for n in range(1, self.attempts)]
 
 
@@ -67,7 +66,7 @@ NAMED: Final[Mapping[str, Policy]] = {"quick": QUICK, "durable": DURABLE}
 
 
 def policy(spec: str | Sequence[str | float] | Mapping[str, object] | Policy) -> Policy:
-    """Return the policy that a name, a list of waits (n waits are n + 1 attempts) or a table means."""
+    """Return the policy of a name, a list of waits (n waits are n + 1 attempts) or a table."""
     if isinstance(spec, Policy):
         return spec
     if isinstance(spec, str):
@@ -84,11 +83,13 @@ def policy(spec: str | Sequence[str | float] | Mapping[str, object] | Policy) ->
 
 
 def retry_after(text: str | None, now: datetime) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for, by number or date; None when it says nothing usable."""
+    """Return the seconds of a `Retry-After` header, a number or a date; None when it is unusable."""
     if text is None:
         return None
     if text.strip().isascii() and text.strip().isdigit():
         return min(float(text), LONGEST)
+    from email.utils import parsedate_to_datetime
+
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError):

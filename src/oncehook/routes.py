@@ -1,7 +1,7 @@
 """Routes from sources to destinations: type patterns and comparisons, decided when an event arrives.
 
-A route names a source and a destination, and may ask for more: `when = { type = "message.*" }`, a header
-(`"header:X-Env" = "prod"`) or a value in the body (`"$.amount" = ">1000"`). All that is asked must hold.
+A route names a source and a destination, and may have conditions: `when = { type = "message.*" }`, a header
+(`"header:X-Env" = "prod"`) or a value in the body (`"$.amount" = ">1000"`). All of them must hold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oncehook.settings.tables import RouteSettings
 
 Test = Callable[[str], bool]
 Planner = Callable[[Arrival, Item], Sequence[Planned]]
-"""From an event to the deliveries that it makes."""
+"""A function from an event to its deliveries."""
 
 _COMPARISONS: Final[Sequence[tuple[str, Callable[[Decimal, Decimal], bool]]]] = (
     (">=", operator.ge),
@@ -32,7 +32,7 @@ _COMPARISONS: Final[Sequence[tuple[str, Callable[[Decimal, Decimal], bool]]]] = 
 
 
 class Route:
-    """A way from a source to a destination, for the events that its filter lets through."""
+    """A route from a source to a destination, for the events that its filter matches."""
 
     def __init__(
         self, source: str, destination: str, *, destination_id: int = 0, **settings: Unpack[RouteSettings]
@@ -43,14 +43,14 @@ class Route:
         self.settings = read_program(RouteSettings, ("route", 0), settings)
         self.destination_id = destination_id
         self.options = Options.none
-        """What is asked of its deliveries, as it is stored with each; set by `fix_options`."""
+        """Options of its deliveries, as stored with each; set by `fix_options`."""
         when: Mapping[str, str | Sequence[str]] = self.settings.when
         tests = compile_when(when)
         self._type = None if when.get("type") in ("*", ["*"]) else tests.pop("type", None)
         self._places = [(rules.Rules(subject=place), test) for place, test in tests.items() if place != "type"]
 
     def fix_options(self, default: bool | str = False) -> None:
-        """Fix what is asked of its deliveries. `default`: what the source's preset says about coalescing."""
+        """Set the options of its deliveries. `default`: the preset's value of `coalesce`."""
         coalesce = default if self.settings.coalesce is None else self.settings.coalesce
         self.options = Options.none
         if coalesce:
@@ -71,7 +71,7 @@ class Route:
 
 
 def compile_when(when: Mapping[str, str | Sequence[str]]) -> dict[str, Test]:
-    """Compile the tests of a filter by their place. Raises ConfigError for a place or a comparison that is wrong."""
+    """Compile the conditions of a filter by place. Raises ConfigError for a wrong place or comparison."""
     for place in when:
         if place != "type":
             rules.Rules(subject=place)
@@ -79,7 +79,7 @@ def compile_when(when: Mapping[str, str | Sequence[str]]) -> dict[str, Test]:
 
 
 def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]:
-    """Return the deliveries of an event: one per destination; when several routes match, the first one counts."""
+    """Return the deliveries of an event: one per destination; of several matching routes the first counts."""
     planned: dict[int, Planned] = {}
     for route in routes:
         if route.destination_id not in planned and route.matches(arrival, item):

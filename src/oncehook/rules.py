@@ -1,9 +1,9 @@
 """The rule language: the places of key, subject, type, time and rank in an arrival.
 
-A rule is a place (`header:Name`, `query:name`, `form:field`, `literal:text`, or a JSONPath that begins with `$`), or
-a list of places of which the first that is there counts; a place that is itself a list is a composite, all of whose
-parts must be there (a part that begins with `?` may be absent). `Rules` compiles a source's rules once, at start, and
-reads each arrival into a `Reading`. A missing value is None, never an error: what then happens is the source's policy.
+A rule is a place (`header:Name`, `query:name`, `form:field`, `literal:text`, or a JSONPath that begins with `$`), or a
+list of places of which the first one present counts. A place that is itself a list is a composite: all of its parts
+must be present, except those that begin with `?`. `Rules` compiles a source's rules once, at start, and reads each
+arrival into a `Reading`. A missing value is None, never an error: the source's policy decides what happens then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
@@ -31,6 +30,7 @@ from oncehook.payload import (
     parse_form,
     parser_of,
     text_of,
+    walk,
 )
 
 log = logging.getLogger("oncehook.receive")
@@ -41,9 +41,9 @@ FORM: Final = "application/x-www-form-urlencoded"
 
 
 def header(headers: Headers, name: bytes) -> str | None:
-    """Return a header by its name in lower case; None when it is absent, empty, or there twice and not the same.
+    """Return a header by its name in lower case; None when it is absent, empty, or repeated with different values.
 
-    The quotes that the Idempotency-Key draft puts around its value are no part of it.
+    Quotes around the value, as in the Idempotency-Key draft, are removed.
     """
     values = {value.strip() for key, value in headers if key == name}
     return _header_text(name, values.pop()) if len(values) == 1 else None
@@ -57,10 +57,10 @@ def _header_text(name: bytes, value: bytes) -> str | None:
 
 
 class RuleContext:
-    """An arrival as a rule sees it, each part read when it is first asked for.
+    """An arrival as rules see it; each part is parsed on first use.
 
-    A rule written in Python is called with one and returns the value, a tuple of parts, or None. `parse` may give
-    less of a body than there is, where no such rule looks and the others need no more.
+    A rule written in Python is called with one and returns the value, a tuple of parts, or None. Without such rules,
+    `parse` may build only the members of the body that the others need.
     """
 
     __slots__ = ("_data", "_form", "_head", "_loaded", "_parse", "_query", "arrival", "body", "memo", "unparsed")
@@ -70,9 +70,9 @@ class RuleContext:
         self.body = body
         """The bytes of the event: the arrival's own, or those of one part of it."""
         self.unparsed = False
-        """JSON was asked for, and the body could not be read, or not within a path's budget."""
+        """True where JSON was needed and the body could not be read, or not within a path's budget."""
         self.memo: Any = None
-        """What one rule of a preset has read, for the others: all of them are called with the same context."""
+        """Values that one rule of a preset has read, for its other rules: all get the same context."""
         self._data = data
         self._parse = parse
         self._loaded = data is not MISSING
@@ -94,7 +94,7 @@ class RuleContext:
         return None if text is None else text.partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str | None:
-        """Return a header; None when it is absent, empty, or there twice and not the same."""
+        """Return a header; None when it is absent, empty, or repeated with different values."""
         return self.find_header(name.lower().encode("latin-1", "replace"))
 
     def find_header(self, name: bytes) -> str | None:
@@ -108,7 +108,7 @@ class RuleContext:
         return _header_text(name, value)
 
     def query(self, name: str) -> str | None:
-        """Return a query parameter; None when it is absent, empty, or there twice and not the same."""
+        """Return a query parameter; None when it is absent, empty, or repeated with different values."""
         if self._query is None:
             self._query = _fields_of(self.arrival.query)
         return _single(self._query, name)
@@ -120,11 +120,13 @@ class RuleContext:
         return _single(self._form, name)
 
     def find(self, path: Path) -> Any:
-        """Return the first value a path leads to in the body, or MISSING."""
+        """Return the first value at a path in the body, or MISSING."""
         if not self._loaded:
             self._load()
+        if path.location is not None or self._data is MISSING:
+            return walk(self._data, path.location or ())
         try:
-            return MISSING if self._data is MISSING else path.first(self._data)
+            return path.first(self._data)
         except OverBudget:
             self.unparsed = True
             fields = {"source": self.arrival.source, "path": path.text}
@@ -141,12 +143,13 @@ class RuleContext:
             self.unparsed = True
 
     def _is_opaque(self) -> bool:
-        """Tell whether the body is a form or an upload, which is not ours to look into (S13).
+        """Tell whether the body is a form or an upload, in which no JSON is looked for (S13).
 
-        But what begins like JSON is JSON whatever it is called: `curl -d '{…}'` calls it a form, and who relays a
-        captured request could call it an upload, to hide its key.
+        A body that begins like JSON is JSON, whatever its content type: `curl -d '{…}'` calls it a form, and somebody
+        who relays a captured request could call it an upload, to hide its key.
         """
-        if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # without a closer look
+        # the common case, without parsing the header
+        if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:
             return False
         media_type = self.media_type or ""
         is_called_opaque = media_type == FORM or media_type.startswith("multipart/")
@@ -185,8 +188,7 @@ Parts = tuple[str, ...]
 # -- places ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
-class _Named:
+class _Named(msgspec.Struct, frozen=True):
     """A header, a query parameter, or a field of a form."""
 
     find: Callable[[RuleContext, Any], str | None]
@@ -196,34 +198,31 @@ class _Named:
         return self.find(context, self.name)
 
 
-@dataclass(slots=True, frozen=True)
-class _Literal:
+class _Literal(msgspec.Struct, frozen=True):
     text: str
 
     def read(self, context: RuleContext) -> str | None:
         return self.text
 
 
-@dataclass(slots=True, frozen=True)
-class _Json:
+class _Json(msgspec.Struct, frozen=True):
     path: Path
 
     def read(self, context: RuleContext) -> str | None:
         value = context.find(self.path)
-        return value or None if type(value) is str else text_of(value)  # most are texts, and this is the hot path
+        return value or None if type(value) is str else text_of(value)  # fast path: most values are texts
 
 
 _Simple = _Named | _Literal | _Json
 
 
-@dataclass(slots=True, frozen=True)
-class _Composite:
+class _Composite(msgspec.Struct, frozen=True):
     parts: Sequence[_Simple]
     optional: Sequence[bool]
 
     def read(self, context: RuleContext) -> Parts | None:
         found = []
-        # Literals and absent parts alone would make all arrivals alike, so they do not count as a hit.
+        # Literals and absent parts alone would give all arrivals the same value, so they do not count.
         counts = self.is_constant
         for part, optional in zip(self.parts, self.optional, strict=True):
             text = part.read(context)
@@ -280,7 +279,7 @@ def _parse_composite(parts: Sequence[object]) -> _Composite:
 
 
 class Rule:
-    """Places of one value, tried in order, and for a rank the order of its words."""
+    """Places of one value, tried in order; for a rank, also the order of its words."""
 
     __slots__ = ("order", "places")
 
@@ -290,7 +289,7 @@ class Rule:
 
     @classmethod
     def parse(cls, spec: object) -> Rule:
-        """Compile a rule as it is written in the configuration; raises ConfigError naming the place that is wrong."""
+        """Compile a rule as written in the settings. Raises ConfigError that names the wrong place."""
         if isinstance(spec, Mapping):
             return cls._parse_order(spec)
         places = spec if isinstance(spec, list | tuple) else [spec]
@@ -318,11 +317,11 @@ class Rule:
 
     @property
     def constant(self) -> bool:
-        """True where some place gives the same value whatever the arrival."""
+        """True where some place gives the same value for every arrival."""
         return any(isinstance(place, _Literal) or getattr(place, "is_constant", False) for place in self.places)
 
     def read(self, context: RuleContext) -> Parts | None:
-        """Return the parts of the first place that is there: one, or those of a composite."""
+        """Return the parts at the first place that is present: one, or those of a composite."""
         for place in self.places:
             found = place.read(context)
             if found is not None:
@@ -334,13 +333,12 @@ Reader = Callable[[RuleContext], str | Parts | None]
 Spec = str | Sequence[str | Sequence[str]] | Mapping[str, object] | Reader | None
 """A rule as people write it: places, or a function of the context."""
 
-# What reading something that is not there raises, in a rule written in Python.
+# Raised by a Python rule that reads what is not there.
 _ABSENT: Final = (LookupError, TypeError, AttributeError, ValueError)
 
 
-@dataclass(slots=True, frozen=True)
-class PythonRule:
-    """A rule written in Python. When it stumbles over an arrival's shape, the value is missing."""
+class PythonRule(msgspec.Struct, frozen=True):
+    """A rule written in Python. Where it fails on an arrival's shape, the value is missing."""
 
     reader: Reader
 
@@ -392,7 +390,7 @@ class Rules:
         self._parse = _parser((self._key, self._subject, self._type, self._event_time, self._rank, self._rank_scope))
 
     def read(self, arrival: Arrival) -> Reading:
-        """Read a whole arrival from its bytes. No bytes make it raise; a bug in a rule written in Python may."""
+        """Read a whole arrival. No bytes make it raise; only a bug in a rule written in Python can."""
         return self._read(RuleContext(arrival, arrival.body, parse=self._parse))
 
     def read_data(self, arrival: Arrival, data: Any, body: bytes) -> Reading:
@@ -434,7 +432,7 @@ def compile_rule(name: str, spec: Spec) -> Rule | PythonRule | None:
 
 
 def _parser(rules: Sequence[Rule | PythonRule | None]) -> Parse:
-    """Return the cheapest parser that gives all that these rules may look at."""
+    """Return the cheapest parser that builds everything these rules may read."""
     names = set()
     for rule in rules:
         if isinstance(rule, PythonRule):
@@ -453,11 +451,11 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _RFC3339: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:]{8}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:?[0-9]{2})")
 _FIRST_MILLISECONDS: Final = 1e11
-"""From here on a number is taken for milliseconds: 1973 in those, the year 5138 in seconds."""
+"""From here on a number is in milliseconds: as such it is 1973, as seconds the year 5138."""
 
 
 def _read_time(text: str) -> datetime | None:
-    """Read Unix seconds, with decimals or not, milliseconds, or RFC 3339; None for anything else."""
+    """Read Unix seconds (with or without decimals), milliseconds, or RFC 3339; None for anything else."""
     try:
         if _NUMBER.fullmatch(text):
             number = float(text)
@@ -471,21 +469,21 @@ def _read_rank(text: str, order: Mapping[str, int] | None) -> int | None:
     if order is not None:
         return order.get(text)
     number = int(text) if _INTEGER.fullmatch(text) else None
-    # What a database's integer cannot hold would make the arrival impossible to store.
+    # A database's integer could not hold it, and the arrival could not be stored.
     return number if number is not None and -(1 << 63) <= number < 1 << 63 else None
 
 
 def key_text(parts: Sequence[str]) -> str:
-    """Return parts as one text to show and to order by: `a:b`, with a backslash before a colon of a part."""
+    """Join parts into one text to show and sort by: `a:b`, with a backslash before a colon inside a part."""
     if len(parts) == 1:
         return bound_text(parts[0])
     return bound_text(":".join(part.replace("\\", "\\\\").replace(":", "\\:") for part in parts))
 
 
 def bound_text(text: str, limit: int = 512) -> str:
-    """Return a text that every store can hold: without NUL and lone surrogates, in at most `limit` bytes of UTF-8.
+    """Return text that every store can hold: without NUL and lone surrogates, at most `limit` bytes of UTF-8.
 
-    Of a longer one the end is replaced by a digest of the whole, so that different texts stay different.
+    The end of a longer one is replaced by a digest of the whole, so that different texts stay different.
     """
     if len(text) <= limit and text.isascii() and "\0" not in text:
         return text

@@ -1,12 +1,11 @@
 """Signed samples for a source, and a harmless test for an HTTP destination (S22).
 
 A test is one attempt by the guarded client, over a connection of its own; it makes no event and no delivery. A sample
-goes through the ordinary way in and is an event like any other.
+is received like any other arrival and becomes an event.
 """
 
 from __future__ import annotations
 
-import http.client
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +56,7 @@ class Answer:
 def draft(source: Source, kind: str, *, body: bytes | None = None) -> Arrival:
     """Build an unsigned arrival of this type: the preset's sample, or JSON in which the rules find something.
 
-    A body of one's own goes with the headers of that type's sample, or with those in which the rules look.
+    A body of one's own is sent with the headers of that type's sample, or with those that the rules read.
     """
     samples = source.preset.samples if source.preset else {}
     if kind in samples:
@@ -102,7 +101,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def _fit(source: Source, made: Arrival) -> Arrival:
-    """Put a key into a sample where the settings look for it elsewhere than the preset."""
+    """Put a key into a sample where the settings look for it in another place than the preset."""
     if source.preset is None or source.places.get("key") == source.preset.settings.key or source.rules.read(made).key:
         return made
     headers = list(made.headers)
@@ -123,7 +122,7 @@ def _plain_draft(source: Source, kind: str) -> Arrival:
 
 
 def _put_rules(source: Source, kind: str, data: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> None:
-    """Put something into the first place that each rule looks at."""
+    """Put a value into the first place of each rule."""
     values = {"key": clock.random_bytes(8).hex(), "subject": f"sample-{clock.chance.randrange(1, 4)}", "type": kind}
     for rule, value in values.items():
         for part in _first_place(source.places.get(rule)):
@@ -158,9 +157,9 @@ def sign(source: Source, arrival: Arrival, *, url: str | None = None, forge: boo
 
 
 def signed_url(source: Source, target: str) -> str:
-    """Return the address that a signature must cover: the registered one, whatever leads to it from here.
+    """Return the URL that a signature must cover: the registered one, whichever URL it is posted to.
 
-    A development source is registered at the development server only, on whichever port that listens.
+    A development source is registered at the development server, on whichever port that uses.
     """
     registered: str | None = source.settings.public_url
     if registered is None or (source.loopback_only and urlsplit(target).path != urlsplit(registered).path):
@@ -170,6 +169,8 @@ def signed_url(source: Source, target: str) -> str:
 
 def post(url: str, arrival: Arrival, *, timeout: float = 10.0) -> Answer:
     """Send an arrival over HTTP. Raises OSError when nobody answers."""
+    import http.client
+
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url} is not a web address.", hint="It begins with http:// or https://.")
@@ -179,7 +180,7 @@ def post(url: str, arrival: Arrival, *, timeout: float = 10.0) -> Answer:
     target = (parts.path or "/") + (f"?{query}" if query else "")
     started = clock.perf()
     try:
-        says_host = any(name == b"host" for name, _ in arrival.headers)  # twice would be refused by many
+        says_host = any(name == b"host" for name, _ in arrival.headers)  # many servers refuse two Host headers
         connection.putrequest(arrival.method, target, skip_host=says_host, skip_accept_encoding=True)
         for name, value in arrival.headers:
             connection.putheader(name.decode("latin-1"), value.decode("latin-1"))
@@ -203,7 +204,7 @@ class Tested:
     destination: str
     address: str
     answered: str
-    """The class of the status: `2xx` to `5xx`, or `none`. All that anybody but an admin may learn."""
+    """The class of the status, `2xx` to `5xx`, or `none`: all that anybody but an admin sees."""
     status: int | None
     error: str | None
     seconds: float
@@ -222,7 +223,7 @@ class Sampled:
 
 
 class _TestLease(Lease):
-    """The lease of a test, which is not in the store."""
+    """The lease of a test, which the store does not know."""
 
     @property
     def trigger(self) -> Trigger:
@@ -244,14 +245,14 @@ async def send_test(destination: TestableDestination) -> Tested:
 
 
 def build_signed(source: Source, kind: str) -> Arrival:
-    """Build the arrival that `oncehook send` would send, as a program of ours hands it over."""
+    """Build the arrival that `oncehook send` would send, as a value for `receive`."""
     address = f"/in/{source.path}"
     arrival = sign(source, draft(source, kind), url=source.settings.public_url or address)
     return replace(arrival, headers=[*arrival.headers, (b"user-agent", b"oncehook-sample")], path=address)
 
 
 def can_sign(source: Source, kind: str) -> bool:
-    """Tell whether what is signed here is taken for genuine: of some senders we hold only the public key."""
+    """Tell whether we can sign for this source: of some senders we hold only the public key."""
     try:
         source.verifier(build_signed(source, kind))
     except (Rejected, ConfigError):

@@ -1,8 +1,8 @@
 """Secrets by reference: a setting says where a secret is kept, never what it is (S25).
 
-`read_secret` turns `{ env = "NAME" }`, `{ file = "path" }` or `{ credential = "name" }` (systemd) into a `Secret`;
-whoever needs the bytes calls `reveal`. A secret that is missing or empty is an error, never an empty key (S4).
-`weakness` finds one that could be guessed.
+`read_secret` turns `{ env = "NAME" }`, `{ file = "path" }` or `{ credential = "name" }` (systemd) into a `Secret`; code
+that needs the bytes calls `reveal`. A missing or empty secret is an error, never an empty key (S4). `weakness` finds
+guessable ones.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Secret:
     """The setting that needs it, for error messages: `source.orders.secret`."""
     _read: Callable[[], bytes] = field(default=bytes, repr=False, compare=False)
     until: datetime | None = None
-    """When it ends, of a secret that is rotated out."""
+    """End of a secret that is being rotated out."""
 
     @classmethod
     def from_env(cls, variable: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
@@ -68,7 +68,7 @@ class Secret:
 
     @classmethod
     def from_file(cls, path: str, setting: str = "", base: Path | None = None) -> Secret:
-        """Refer to a secret in a file, relative to `base`; a newline at its end does not belong to it."""
+        """Refer to a secret in a file, relative to `base`; a final newline is not part of it."""
         return cls("file", path, setting, lambda: _read_path((base or Path()) / path, f'file "{path}"'))
 
     @classmethod
@@ -117,7 +117,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class OldSecret:
-    """A secret that is rotated out: genuine until a date, which counts to its end in UTC, or until a moment.
+    """A secret that is being rotated out: valid until a moment, or until the end of a date in UTC.
 
     >>> inbox.source("orders", preset="shopify", secret=[new, OldSecret(old, until="2026-12-01")])
     """
@@ -125,11 +125,11 @@ class OldSecret:
     value: bytes | str = field(repr=False)
     until: date | datetime | str
     name: str = ""
-    """What may be shown of it: `env:OLD_SECRET`."""
+    """Name that may be shown: `env:OLD_SECRET`."""
 
     @property
     def ends_at(self) -> datetime:
-        """Moment from which it counts no more. Raises ConfigError for what is no date."""
+        """Moment at which it ends. Raises ConfigError for what is no date."""
         return read_until(self.until)
 
 
@@ -149,7 +149,7 @@ def read_until(value: object) -> datetime:
 
 
 def reveal_text(value: str | Secret) -> str:
-    """Return a text, or the one that is kept where a reference says. Raises ConfigError for other bytes."""
+    """Return a text, or the text that a reference leads to. Raises ConfigError where that is not UTF-8."""
     if isinstance(value, str):
         return value
     try:
@@ -161,7 +161,7 @@ def reveal_text(value: str | Secret) -> str:
 def _read_variable(env: Environment, variable: str) -> bytes:
     if variable not in env:
         raise ConfigError(f"environment variable {variable} is not set")
-    # what the operating system gave, byte for byte
+    # the bytes as the operating system gave them
     return env[variable].encode("utf-8", "surrogateescape")
 
 
@@ -185,7 +185,7 @@ def _read_path(path: Path, shown: str) -> bytes:
 
 
 def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Path, may_end: bool = False) -> Secret:
-    """Return the secret that a setting refers to. Raises ConfigError, which never repeats what was written there.
+    """Return the secret that a setting refers to. Raises ConfigError, which never repeats the setting.
 
     `may_end`: it may have an `until`.
     """
@@ -202,7 +202,7 @@ def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Pa
     kind, reference = next(iter(value.items()))
     if not isinstance(reference, str) or not reference:
         raise ConfigError(f"must name where the secret is kept; write {REFERENCE_FORMS}")
-    # a reference that cannot be a name may well be the secret itself, so it is not repeated
+    # text that cannot be a name may be the secret itself, so it is not repeated
     if kind == "env":
         if not _VARIABLE.fullmatch(reference):
             raise ConfigError("env must be the name of an environment variable: letters, digits and underscores")
@@ -219,10 +219,10 @@ def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Pa
 # -- how hard one is to guess ------------------------------------------------------------------
 
 SHORTEST_TOKEN: Final = 16
-"""Characters of a token or password that opens API and dashboard."""
+"""Least number of characters of a token or password for API and dashboard."""
 SHORTEST_SECRET: Final = 8
-"""Bytes of a secret that requests are verified with. A shorter one can be found from one signed request, and is not
-masked in what is stored: it could be any word or number of a body."""
+"""Least number of bytes of a secret that verifies requests. A shorter one can be guessed from one signed request, and
+is not masked in stored bodies, because it could be any word or number."""
 _DIGITS: Final = re.compile(rb"(?:oht_)?[0-9a-f]{32,}")
 
 
@@ -232,15 +232,15 @@ def new_token() -> str:
 
 
 def is_random(token: bytes) -> bool:
-    """Tell whether a token is plainly drawn at random, 128 bits or more in hexadecimal digits: nobody guesses it."""
+    """Tell whether a token is plainly random, with 128 bits or more of hexadecimal digits."""
     return _DIGITS.fullmatch(token) is not None and not weakness(token, 32)
 
 
 def weakness(value: bytes, shortest: int) -> str:
-    """Return why a secret could be guessed, as the end of a sentence; nothing for one that is hard to guess.
+    """Return why a secret is guessable, as the end of a sentence; empty for one that is not.
 
-    Of a repetition ("abcabcabc") its part counts, of a run ("aaaa", "1234") its beginning, and what is left must be
-    varied. Text of words passes: this finds what was never meant to be a secret.
+    A repetition ("abcabcabc") counts as its part, a run ("aaaa", "1234") as its beginning, and the rest must be varied.
+    Text made of words passes: this finds what was never meant to be a secret.
     """
     if len(value) < shortest:
         return f"is shorter than {shortest} characters"
@@ -249,12 +249,12 @@ def weakness(value: bytes, shortest: int) -> str:
     runs = {n + 2 for n, (one, next_) in enumerate(pairwise(steps)) if one == next_ and one in (-1, 0, 1)}
     counts = Counter(byte for n, byte in enumerate(part) if n not in runs)
     bits = sum(count * math.log2(counts.total() / count) for count in counts.values())
-    # Two bits for each character that there must be at least; random hexadecimal digits have three and more.
+    # Two bits per required character; random hexadecimal digits have three and more.
     return "" if bits >= 2 * shortest else "repeats itself"
 
 
 def _part(value: bytes) -> bytes:
-    """Return the shortest part that a text repeats, to its end or into the middle of the part; mostly all of it."""
+    """Return the shortest part that a text repeats, also if it ends inside a repetition; mostly the whole text."""
     return next(value[:n] for n in range(1, len(value) + 1) if (value[:n] * (len(value) // n + 1)).startswith(value))
 
 
@@ -262,7 +262,7 @@ T = TypeVar("T", str, str | None)
 
 MASKED: Final = b"[redacted]"
 _NUMBER: Final = re.compile(rb"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-# Each begins with what is plain text, which is found a hundred times faster than a group.
+# Each pattern begins with plain text, which is found a hundred times faster than a group.
 _ESCAPES: Final = re.compile(rb"\\u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*")
 _ASCII_ESCAPES: Final = re.compile(rb"\\u00[0-7][0-9a-fA-F](?:\\u00[0-7][0-9a-fA-F])*")
 _PERCENTS: Final = re.compile(rb"%[0-9a-fA-F]{2}(?:%[0-9a-fA-F]{2})*")
@@ -270,7 +270,8 @@ _SHORT: Final = {'"': b'"', "\\": b"\\", "/": b"/", "\b": b"b", "\f": b"f", "\n"
 
 
 class Masking:
-    """Replacement of secrets in bytes by `[redacted]`; of what could be a number by nines, so that JSON stays JSON."""
+    """Replacement of secrets in bytes by `[redacted]`, or by nines where it could be a number, so that JSON stays
+    valid."""
 
     __slots__ = ("_needles", "_short", "_spelled", "_texts")
 
@@ -289,7 +290,7 @@ class Masking:
 
     def __call__(self, data: bytes) -> bytes:
         """Return the bytes without the secrets: the very same object where none was found."""
-        if not self:
+        if not self._needles:
             return data
         for needle, stand_in, _ in self._needles:
             if needle in data:
@@ -301,7 +302,7 @@ class Masking:
         return data
 
     def text(self, text: T) -> T:
-        """Return a text that was read from an arrival without the secrets; None stays None."""
+        """Return text that was read from an arrival without the secrets; None stays None."""
         if text is not None:
             for needle, stand_in in self._texts:
                 if needle in text:
@@ -309,14 +310,14 @@ class Masking:
         return text
 
     def _replace_spelled(self, data: bytes, plain: bytes) -> bytes:
-        """Replace by pattern what shows in the plain spelling only: a pattern is a hundred times slower than a look."""
+        """Search by pattern only where the unescaped text contains the secret: a pattern is a hundred times slower."""
         for needle, stand_in, spelling in self._needles:
             if needle in plain:
                 data = spelling.sub(stand_in, data)
         return data
 
     def _unescape(self, data: bytes) -> bytes:
-        """Undo JSON's escapes, more of them than JSON would: this only tells where a closer look is due."""
+        """Undo JSON's escapes, and more than those: the result only tells where to search closely."""
         for escaped, plain in self._short:
             data = data.replace(escaped, plain)
         return self._spelled.sub(_decode, data) if b"\\u" in data else data
@@ -336,7 +337,7 @@ def _stand_in(secret: bytes) -> bytes:
 
 
 def _any_spelling(secret: bytes) -> re.Pattern[bytes]:
-    """Compile a pattern of this secret in which every character may be escaped, as JSON or as a form does it."""
+    """Compile a pattern for this secret in which every character may be escaped as in JSON or in a form."""
     try:
         characters = list(secret.decode())
     except UnicodeDecodeError:
@@ -359,5 +360,5 @@ def _spellings(character: str) -> bytes:
 
 
 def _hex(digits: bytes) -> bytes:
-    """Write hexadecimal digits as a pattern that takes them in either case."""
+    """Build a pattern for hexadecimal digits in either case."""
     return b"".join(b"[%c%c]" % (d, d - 32) if d > 96 else b"%c" % d for d in digits)

@@ -39,12 +39,12 @@ log = logging.getLogger("oncehook.source")
 
 Network = IPv4Network | IPv6Network
 Splitter = Callable[[Any, Arrival], Iterable[Any]]
-"""From a parsed body to its parts, each the provider's own envelope holding just one item, or that as `Odd`."""
+"""A function from a parsed body to its parts, each the provider's own envelope with one item, or that as `Odd`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """A part that does not have the shape it should: kept as it is and marked `unparsed`; its key is not believed."""
+    """A part without the expected shape: stored as it is and marked `unparsed`; its key is not used."""
 
     part: Any
 
@@ -64,11 +64,11 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 Handshake = Callable[[Arrival, "Source"], Reply | None]
-"""Answers a provider's question about the address itself; None: this arrival is an ordinary one."""
+"""Answers a provider's request about the address itself; None for an ordinary arrival."""
 Proof = Callable[[Arrival], bytes]
-"""From a verified arrival to what its sender has signed: two arrivals with the same were signed once."""
+"""A function from a verified arrival to what its sender signed: equal results were signed once."""
 Answer = Callable[[Arrival], Reply]
-"""From an arrival that was taken in to what its provider wants to hear. Must not raise, whatever the body is."""
+"""A function from an accepted arrival to the provider's expected answer. Must not raise, whatever the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,10 @@ class Sample:
 
 
 class Preset:
-    """A ready-made source for one provider: some settings of `[source.NAME]`, and what only a provider's source has.
+    """A ready-made source for one provider: some settings of `[source.NAME]`, and functions that only a preset can
+    have.
 
-    `facts` gives, for each claim made here, the page or code it was read in.
+    `facts` names, for each claim made here, the page or code that it comes from.
     """
 
     def __init__(
@@ -119,48 +120,47 @@ class Preset:
         self.settings = read_program(SourceSettings, ("source", name), settings)
         self.handshake = handshake
         self.answer = answer
-        """What to reply instead of our own JSON, where the provider reads it."""
+        """Builds the reply, instead of our own JSON, where the provider reads it."""
         self.accepted = accepted
-        """Status for an arrival that was taken in, for the first time or again."""
+        """Status for an accepted arrival, new or duplicate."""
         self.unavailable = unavailable
-        """Status when we cannot store: one that makes this sender try again."""
+        """Status when we cannot store, which makes this sender retry."""
         self.horizon = horizon
         """How long the sender keeps retrying; keys are remembered at least twice as long."""
         self.body_authenticated = body_authenticated
-        """Whether the check covers the body; if not, the body is a hint and the object should be fetched."""
+        """Whether verification covers the body; if not, the body is a hint and the object should be fetched."""
         self.key_authenticated = key_authenticated
-        """Whether the check covers where the key is; if not, a captured request can come back under another key."""
+        """Whether verification covers the key's place; if not, a captured request can come back under another key."""
         self.watch_proof = watch_proof
-        """Whether what was signed once and comes under another key is marked; None: where the body is signed and the
-        key is not."""
+        """Whether to mark a signature that comes again under another key; None: where the body is signed and the key is
+        not."""
         self.own = own
-        """Place of an id or a time of its own in what is signed. What was signed once is then one event, whatever
-        its key: a copy of the first, or its conflict. Without it such an event is only marked, for the sender may mean
-        it."""
+        """Place of an id or time in what is signed. One signature is then one event, whatever its key: later ones are
+        duplicates or conflicts. Without it such an event is only marked, because the sender may mean it."""
         self.coalesce = coalesce
         self.daily_volume = daily_volume
         """Events a day above which a watermark is crossed, unless the settings say another number."""
         self.volume = volume
         """Patterns of the types that count for it: messages and commands, not receipts and presence. Empty: all."""
         self.needs = needs
-        """Settings this preset cannot do without."""
+        """Settings that this preset requires."""
         self.facts, self.samples = facts, samples
 
     def replace(self, **changes: Any) -> Preset:
-        """Return a preset like this one but for these changes."""
+        """Return a copy of this preset with these changes."""
         mine = {name: value for name, value in vars(self).items() if name != "settings"}
         return Preset(**{**mine, **vars(self.settings), **changes})
 
 
 class Source:
-    """A source as `ingest` uses it: everything compiled, nothing left to look up."""
+    """A source as `ingest` uses it, with everything compiled."""
 
     def __init__(
         self, name: str, given: Settings, *, signing: bytes | None = None, loopback_only: bool = False
     ) -> None:
-        """Raises ConfigError when it could not tell a genuine arrival from a forged one (S4).
+        """Raises ConfigError when forged arrivals could not be told from genuine ones (S4).
 
-        `signing`: what samples are signed with, where that is not the secret.
+        `signing` signs samples where that needs another key than the secret.
         """
         from oncehook import presets
 
@@ -168,13 +168,13 @@ class Source:
             raise ConfigError("\n".join(gaps))
         self.name = name
         self.id = 0
-        """Its id in the store; given at start."""
+        """Its id in the store; assigned at start."""
         self.preset = None if given.preset is None else presets.load(given.preset)
         self.base = self.preset or PLAIN
         self.settings = settings_class(SourceSettings)(
             **{**vars(PLAIN.settings), **vars(self.base.settings), **vars(given)}
         )
-        """Settings of `[source.NAME]` over those of the preset over the general ones."""
+        """Settings of `[source.NAME]`, then those of the preset, then the defaults."""
         self.path: str = self.settings.path or name
         """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
         self.scheme = self.base.scheme if given.verify is None else _build_scheme(given.verify)
@@ -184,7 +184,7 @@ class Source:
         self.masked = ALWAYS_MASKED | self.scheme.masked
         """Headers whose values never reach the store."""
         self.body_masking = self.masking if given.redact is None or given.redact else Masking(())
-        """Takes secrets out of bodies and of texts read from these; with `redact = []` it leaves everything."""
+        """Masks secrets in bodies and in texts read from them; with `redact = []` it masks nothing."""
         redact = self.settings.redact or ()
         if given.redact is None:
             redact = (*redact, *_credentials(self.scheme))
@@ -198,14 +198,14 @@ class Source:
         ending = [OldSecret(secret.reveal(), secret.until, secret.name) for secret in given if secret.until]
         self.old_secrets = sorted(ending, key=lambda old: old.ends_at)
         self.secrets = [*lasting, *(_bytes(old.value) for old in self.old_secrets)]
-        """All of them, also those that are over."""
+        """All secrets, including those that have ended."""
         self.signing = signing or (self.secrets[0] if self.secrets else b"")
-        """What a sample is signed with: the secret itself, or the private half of it where there are two."""
+        """Signs samples: the secret itself, or the private key where there are two."""
         token = self.settings.verify_token
         self.verify_token: bytes | None = token.reveal() if token else None
         kept_out = [self.verify_token] if self.verify_token and not self.loopback_only else []
         self.masking = Masking(_spellings(self.scheme, [*self.secrets, *kept_out]))
-        """Takes the source's own secrets out of heads."""
+        """Masks the source's own secrets in heads."""
         verifier = partial(self.scheme.verifier, url=self.settings.public_url, tolerance=self.settings.tolerance)
         self.verifier = _rotating(verifier, lasting, self.old_secrets)
 
@@ -217,7 +217,7 @@ class Source:
             "key": None if key == "none" else key,
             **{name: getattr(settings, name) for name in ("type", "subject", "event_time", "rank", "rank_scope")},
         }
-        """The rules as they were written, to show them and to make samples that fit."""
+        """The rules as written, for display and for samples."""
         if self.preset is None and given.type is None:
             self.places["type"] = DEFAULT_TYPE
         self.rules = Rules(**self.places)
@@ -225,7 +225,7 @@ class Source:
         self.split: Splitter | None = split_at(settings.split) if isinstance(settings.split, str) else settings.split
         self.body_hash = BodyHash(settings.volatile or (), by_meaning=self.split is not None)
         self.ignored = _globs(settings.ignore or ())
-        # Patterns are of the preset's own types: where these are others, everything counts.
+        # The preset's patterns match its own types: where the settings define other types, everything counts.
         self.volume = _globs(self.base.volume if given.type is None else ())
         """The types that count for the daily volume; None: all of them."""
         self.on_missing_key, _, window = settings.on_missing_key.partition(":")
@@ -242,20 +242,20 @@ class Source:
         watched = preset.watch_proof if preset else None
         if watched is None:
             watched = self.body_authenticated and not self.key_authenticated
-        # What a scheme signs, where it says so itself; else the body.
+        # The places that a scheme signs, where it declares them; otherwise the body.
         signed = getattr(self.scheme, "proof", None) or (lambda arrival: arrival.body)
         self.proof: Proof | None = signed if watched else None
-        """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
+        """Returns what was signed, where a captured request could come back under another key."""
         self.own = compile_rule("own", preset.own) if preset else None
 
     @property
     def valid_secrets(self) -> list[bytes]:
-        """Secrets that verify now."""
+        """Secrets that are valid now."""
         over = {_bytes(old.value) for old in self.old_secrets if old.ends_at <= clock.now_utc()}
         return [secret for secret in self.secrets if secret not in over]
 
     def secret_warnings(self) -> list[tuple[str, str]]:
-        """Return what is odd about its secrets, each with what to do about it. None of it repeats a secret."""
+        """Return warnings about its secrets, each with a remedy, without repeating a secret."""
         found = []
         if not is_public(self.scheme) and any(len(secret.strip()) < SHORTEST_SECRET for secret in self.secrets):
             detail = f"a secret has fewer than {SHORTEST_SECRET} bytes, so it is not blanked in what is stored"
@@ -277,7 +277,7 @@ class Source:
         return any(address in network for network in self.settings.ip_allow)
 
     def preview_of(self, event: StoredEvent) -> str | None:
-        """Return what a person wrote in an event, in one short text; None where there is nothing to be read."""
+        """Return the text that a person wrote in an event, shortened; None where there is none."""
         if self.preview is None or len(event.body) > LONGEST_BODY:
             return None
         method, target, pairs = unpack_head(event.request_head)
@@ -286,7 +286,7 @@ class Source:
         arrival = Arrival(self.name, headers, event.body, query.encode("latin-1"), method, path)
         try:
             found = self.preview.read(RuleContext(arrival, event.body))
-        except Exception:  # a fault in a rule of one's own must not take the page with it
+        except Exception:  # an error in the user's own rule must not break the page
             fields = {"source": self.name}
             ration.log(log, logging.ERROR, "preview.failed", fields, kind=self.name, exc_info=True)
             return None
@@ -304,13 +304,13 @@ PLAIN: Final = Preset(
     max_body="1MiB",
     budget="800ms",
 )
-"""Holds where neither the settings of a source nor its preset say anything."""
+"""Defaults where neither the settings of a source nor its preset say anything."""
 
 
 def build(
     name: str, *, signing: bytes | None = None, loopback_only: bool = False, **settings: Unpack[SourceArguments]
 ) -> Source:
-    """Build the source that a program describes. Raises ConfigError."""
+    """Build the source that a program defines. Raises ConfigError."""
     read = read_program(SourceSettings, ("source", name), settings)
     return Source(name, read, signing=signing, loopback_only=loopback_only)
 
@@ -328,7 +328,8 @@ def _bytes(secret: bytes | str) -> bytes:
 def _rotating(
     verifier: Callable[[Sequence[bytes]], Verifier], lasting: Sequence[bytes], ending: Sequence[OldSecret]
 ) -> Verifier:
-    """Build a verifier that believes each secret until its end. All of them are read now, to be refused at start."""
+    """Build a verifier that accepts each secret until it ends. All are read now, so that a missing one is refused at
+    start."""
     if not ending:
         return verifier(lasting)
     ends: list[datetime] = [old.ends_at for old in ending]
@@ -341,7 +342,7 @@ def _rotating(
 
 
 def _spellings(scheme: Scheme, secrets: Sequence[bytes]) -> list[bytes]:
-    """Return what must not be kept of these secrets: nothing where they are public keys."""
+    """Return the spellings of these secrets to mask in bodies; none for public keys."""
     if is_public(scheme):
         return []
     parts = [secret.strip().removeprefix(SHARED) for secret in secrets]
@@ -349,11 +350,12 @@ def _spellings(scheme: Scheme, secrets: Sequence[bytes]) -> list[bytes]:
 
 
 def _is_signed(spec: Spec, scheme: Scheme) -> bool:
-    """Tell whether a scheme covers every place of a rule. A form is read by its content type, which is a header."""
+    """Tell whether a scheme covers every place of a rule. For a form it cannot: the content type is an unsigned
+    header."""
     if isinstance(spec, list | tuple):
         return all(_is_signed(place, scheme) for place in spec)
     if not isinstance(spec, str):
-        return "body" in scheme.covers  # a function, of which nothing is known; or no key at all
+        return "body" in scheme.covers  # a function may read anything; or there is no key
     kind, _, name = spec.removeprefix("?").partition(":")
     if kind == "header":
         return "headers" in scheme.covers or name.lower().encode() in scheme.signed_headers
@@ -363,7 +365,7 @@ def _is_signed(spec: Spec, scheme: Scheme) -> bool:
 
 
 def _credentials(scheme: Scheme) -> list[str]:
-    """Return the paths of the secret itself in the body: it must not reach the store (S25)."""
+    """Return the paths of the secret itself in the body, which must not be stored (S25)."""
     if isinstance(scheme, Either):
         return [place for one in scheme.schemes for place in _credentials(one)]
     if not isinstance(scheme, Token) or not scheme.place.startswith("body:"):
@@ -387,19 +389,19 @@ def split_at(path: str) -> Splitter:
             found = found.get(name) if isinstance(found, dict) else None
         if not isinstance(found, list):
             return [data]
-        # One by one, so that the caller can stop: each repeats the envelope, and a batch may grow without bound.
+        # A generator, so that the caller can stop: each part repeats the envelope, so a batch could grow without bound.
         return (wrap(data, names, item) for item in found)
 
     return split
 
 
 def _default_key(scheme: Scheme) -> Spec:
-    # A signature over the body says nothing about headers: whoever relays the request could set
-    # Idempotency-Key and burn the key of a real event. There a header is a key only when listed by name.
+    # A signature over the body does not cover headers: whoever relays the request could set Idempotency-Key and use up
+    # the key of a real event. So a header is a key only where it is configured by name.
     if isinstance(scheme, Nothing) or "headers" in scheme.covers or "body" not in scheme.covers:
         return list(DEFAULT_KEY)
     places = [place for place in DEFAULT_KEY if not str(place).startswith("header:")]
-    # This one is signed, and the same on every try: a captured request is a duplicate, not a second event (S5).
+    # This one is signed, and the same in every attempt: a captured request is a duplicate, not a second event (S5).
     return [*places, f"header:{scheme.prefix}-id"] if isinstance(scheme, StandardWebhooks) else places
 
 

@@ -1,11 +1,11 @@
 """OpenTelemetry: a span `receive {source}` per arrival, and a span `process {destination}` per attempt, linked to it.
 
-`inbox.traces = Traces()` turns it on; `serve` and `worker` do so by themselves when they are started under an SDK
-(`opentelemetry-instrument oncehook serve`). Needs the API package only (`pip install 'oncehook[otel]'`); where it is
-off, nothing of this is imported and nothing is paid. A receiver and a worker are different processes, so the context
-of the first span is kept with the event, as one more of its headers.
+`inbox.traces = Traces()` turns it on; `serve` and `worker` do so by themselves under an SDK (`opentelemetry-instrument
+oncehook serve`). Needs the API package only (`pip install 'oncehook[otel]'`); while it is off, none of it is imported.
+Receiver and worker may be different processes, so the context of the first span is stored with the event, as one more
+header.
 
-All names of attributes are here: the messaging conventions, on which most of them are modelled, may still change.
+All names of attributes are here, because the messaging conventions, which most of them follow, may still change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEPT: Final = "oncehook-traceparent"
 
 
 def find_traces() -> Traces | None:
-    """Return traces, where an OpenTelemetry SDK has been set up in this process; else None."""
+    """Return traces if an OpenTelemetry SDK is set up in this process; otherwise None."""
     return Traces() if "opentelemetry.sdk.trace" in sys.modules else None
 
 
@@ -90,11 +90,12 @@ class Traces:
 
     def begin_receive(self, source: Source | None, arrival: Arrival) -> Span:
         """Begin the span of an arrival, a child of the sender's where the headers name one."""
-        name = "unknown" if source is None else source.name  # an unknown name is untrusted text
+        name = "unknown" if source is None else source.name  # an unknown source's name is untrusted text
         about = {SYSTEM: "oncehook", OPERATION_NAME: "receive", OPERATION_TYPE: "receive", SOURCE: name}
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in arrival.headers]
         span = self._tracer.start_span(
             f"receive {name}",
-            context=self._context(_text(arrival.headers)),
+            context=self._context(headers),
             kind=self._api.SpanKind.CONSUMER,
             attributes={**about, MESSAGE_SIZE: len(arrival.body)},
         )
@@ -110,7 +111,7 @@ class Traces:
             span.set_attribute(MESSAGE_ID, event_ids[0])
         if len(event_ids) > 1:
             span.set_attribute(BATCH_SIZE, len(event_ids))
-        if outcome == "error":  # what is rejected is the sender's error, not ours
+        if outcome == "error":  # a rejection is the sender's error, not ours
             span.set_attribute(ERROR_TYPE, error or "store_unavailable")
             span.set_status(self._api.StatusCode.ERROR, error or None)
         span.end()
@@ -136,7 +137,7 @@ class Traces:
             about[REPLAY_ID] = str(lease.delivery.replay_id)
         span = self._tracer.start_span(
             f"process {destination.name}",
-            # A trace of its own: it may be days after the arrival, and there may be many of them.
+            # A new trace: the attempt may be days after the arrival, and one of many.
             context=self._nothing,
             kind=self._api.SpanKind.CONSUMER,
             attributes=about,
@@ -157,18 +158,18 @@ class Traces:
         """Return a link to the arrival's span, or to its sender's where the arrival was not traced."""
         _, _, headers = unpack_head(head)
         kept = [value for name, value in headers if name == KEPT]
-        # The last one is ours; a sender may have written others before it.
+        # The last header is ours; a sender may have sent others before it.
         context = self._context([("traceparent", kept[-1])] if kept else headers)
         span = self._api.get_current_span(context).get_span_context()
         return [self._api.Link(span)] if span.is_valid else []
 
     def _context(self, headers: Iterable[tuple[str, str]]) -> Context:
-        """Read the sender's context. Only W3C's two headers: untrusted baggage is not for our handlers."""
+        """Read the sender's context from W3C's two headers only: untrusted baggage must not reach handlers."""
         carrier = {name: value for name, value in headers if name in ("traceparent", "tracestate")}
         return self._w3c.extract(carrier, self._nothing)
 
     def _outgoing(self) -> Mapping[str, str]:
-        """Return the headers that make the receiver's span a child of the current one, by the process's propagators."""
+        """Return the headers that make the receiver's span a child of the current one."""
         carrier: dict[str, str] = {}
         self._propagate.inject(carrier)
         return carrier
@@ -222,12 +223,8 @@ class _TracedDestination:
         with self._traces.process(self._destination, lease) as span:
             try:
                 result = await self._destination.attempt(lease)
-            except BaseException:  # the worker must stop, or the lease is lost: no outcome of ours
+            except BaseException:  # the worker must stop, or the lease is lost: this is no outcome of the attempt
                 span.set_attribute(OUTCOME, "released")
                 raise
             self._traces.judge(span, result)
             return result
-
-
-def _text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

@@ -1,7 +1,7 @@
-"""The sweep: housekeeping beside the work. Feeds bulk replays, prunes, rolls up counters, and checks the watermarks.
+"""The sweep, beside receiving and work: feed bulk replays, prune, roll up counters, check watermarks.
 
-Every process of an inbox runs one; what must happen once is decided by the store. Each duty has its own pace, and one
-that fails is logged and tried again, so that none can stop the others.
+Every process of an inbox runs one; the store makes sure that what must happen once does. Each duty has its own
+interval, and one that fails is logged and repeated, so that it cannot stop the others.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Limits:
     daily_volume: Mapping[str, int] = field(default_factory=dict)
     """Events since midnight UTC, by source, of the types that count; 0: no limit, whatever the source's preset says."""
     disk: float | None = None
-    """The free part of the disk, from 0 to 1: here less is worse."""
+    """The free part of the disk, from 0 to 1: a lower limit."""
 
     def with_usual(self, usual: Mapping[str, int]) -> Limits:
-        """Return the limits with the usual daily volumes of sources that have none of their own."""
+        """Return the limits, with presets' daily volumes for sources without a limit of their own."""
         volumes = {source: limit for source, limit in {**usual, **self.daily_volume}.items() if limit}
         return replace(self, daily_volume=volumes)
 
@@ -43,13 +43,13 @@ class Watermark:
     name: str
     """`dead`, `oldest_due`, `disk`, or `daily_volume.SOURCE`."""
     level: float | None
-    """None: unknown."""
+    """None where it is unknown."""
     limit: float
     crossed: bool
 
     @property
     def source(self) -> str | None:
-        """Source whose volume it measures: a notice, where the others are alarms. None for those."""
+        """Source whose volume it measures, which is a notice; None for the others, which are alarms."""
         kind, _, source = self.name.partition(".")
         return source if kind == "daily_volume" else None
 
@@ -57,7 +57,8 @@ class Watermark:
 def measure(
     limits: Limits, levels: Mapping[str, Level], volumes: Mapping[str, int], free: float | None
 ) -> list[Watermark]:
-    """Return every watermark that has a limit, of destinations' levels, today's volumes, the free part of the disk."""
+    """Return every watermark that has a limit, given the destinations' levels, today's volumes and the free part of the
+    disk."""
     found = []
     if limits.dead is not None:
         found.append(_above("dead", sum(level.dead for level in levels.values()), limits.dead))
@@ -80,23 +81,23 @@ log = logging.getLogger("oncehook.sweep")
 Measure = Callable[[], Awaitable[Sequence[Watermark]]]
 
 STRAY_HINT: Final = "Define it again, or start the program that does, as in: oncehook serve module:inbox"
-"""Hint where deliveries wait for a destination that no process knows."""
+"""Hint for deliveries that wait for a destination that no process has."""
 
 FEEDING: Final = 0.05
 RESTING: Final = 1.0
-"""Seconds between two looks for replays to feed: while there are some, and while there are none."""
+"""Seconds between two checks for replays to feed: while there are some, and while there are none."""
 
 
 class UpkeepObserver(Protocol):
     """Observer of the sweep, for logs and metrics."""
 
     def watermark(self, mark: Watermark) -> None:
-        """Note a watermark that has just been crossed, or is back."""
+        """Note a watermark that was just crossed, or is back below its limit."""
 
     def watermarks(self, marks: Sequence[Watermark]) -> None: ...
 
     def sum_up(self) -> None:
-        """Log how much went well; called once a second."""
+        """Log a summary of successes; called once a second."""
 
 
 class Sweep:
@@ -133,16 +134,16 @@ class Sweep:
         self._tasks.append(asyncio.create_task(self._feed_until_stopped()))
 
     async def stop(self) -> None:
-        """Stop at the next pause; a duty under way is ended."""
+        """Stop at the next pause; a running duty is cancelled."""
         self._stopping.set()
         self._has_replays.set()
         for task in self._tasks:
             task.cancel()
-        # A cancellation can get lost inside a driver. Then the task sees that it is to stop when the duty is over.
+        # A driver can lose a cancellation. Then the task sees the flag when the duty is over.
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def nudge(self) -> None:
-        """Feed bulk replays now: one was made or resumed in this process."""
+        """Feed bulk replays now, because one was made or resumed in this process."""
         self._has_replays.set()
 
     async def _every(self, pace: float, duty: Callable[[], Awaitable[None]]) -> None:
@@ -166,7 +167,8 @@ class Sweep:
         self._observer.sum_up()
 
     async def _feed_until_stopped(self) -> None:
-        # First what was asked for while no process ran: what it feeds to an unknown destination is a stray then.
+        # Replays that were requested while no process ran come first: what they feed to an unknown destination is a
+        # stray then.
         await self._try(self._store.feed_replays)
         await self._try(self._log_strays)
         while not self._stopping.is_set():
@@ -176,7 +178,7 @@ class Sweep:
                 await _rest(self._has_replays, FEEDING if fed else RESTING)
 
     async def _log_strays(self) -> None:
-        if self._works_for is None:  # here deliveries are only taken in
+        if self._works_for is None:  # this process only receives
             return
         for name, waiting in (await strays(self._store, self._works_for)).items():
             fields = {"destination": name, "waiting": waiting, "hint": STRAY_HINT}
@@ -191,7 +193,7 @@ class Sweep:
         removed = 0
         while pruned := await self._store.prune(self._keep_events, self._otherwise):
             removed += pruned.events
-            await asyncio.sleep(0.05)  # others write too
+            await asyncio.sleep(0.05)  # other processes write the store, too
         if removed:
             log.info("sweep.pruned", extra={"fields": {"events": removed}})
 
@@ -199,7 +201,7 @@ class Sweep:
         await self._store.roll_up()
 
     async def _check_watermarks(self) -> None:
-        """Report each watermark once when it is crossed and once when it is back, by the process that sees it first."""
+        """Report each watermark once when it is crossed and once when it is back, by the process that notices first."""
         marks = await self._measure()
         self._observer.watermarks(marks)
         known: Mapping[str, datetime] = await self._store.crossings()
@@ -216,8 +218,7 @@ async def _rest(until: asyncio.Event, seconds: float) -> None:
 
 async def strays(store: Store, known: Collection[str]) -> dict[str, int]:
     """Return how many deliveries wait for each destination that is known neither here nor to a worker elsewhere."""
-    # Workers of a store that is not shared are this process, or have died.
-    workers = await store.workers() if store.shared else []
+    workers = await store.workers()
     known = {*known, *(name for worker in workers for name in worker.destinations)}
     levels = await store.levels()
     return {name: level.pending for name, level in levels.items() if level.pending and name not in known}

@@ -1,13 +1,12 @@
-"""The worker: leases what is due, has its destination make the attempt, and settles what came of it.
+"""The worker: lease what is due, have its destination make the attempt, settle the outcome.
 
-Leases and settlements go to the store in groups, and a group gathers while the one before it is under way. A worker
-leases no more than it can start at once. The store reports for which destinations something became due; the worker asks
-by itself when the next thing it knows of is due, and on a shared store once a second, in case a notice was lost. The
-next delivery of a subject is leased by the settlement of the one before it, for a while: then the subject makes room
-for others.
+Leases and settlements go to the store in groups; a group gathers while the one before is under way. A worker leases no
+more than it can start at once. The store reports destinations with something due; the worker itself asks again when the
+next known delivery is due, and on a shared store once a second, in case a notification was lost. The settlement of a
+delivery leases the next one of its subject, for a limited time: then the subject makes room for others.
 
-A delivery that was being worked on when a process died is quarantined: it is run alone, with nothing else under way in
-this worker, so that an event which kills its process condemns nobody but itself.
+A delivery that was under way when a process died is quarantined: it runs alone in its worker, so that an event that
+kills its process counts against no other.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol
+
+import msgspec
 
 from oncehook import clock, faults
 from oncehook.destinations.base import Destination, Result, Terms, settlement
@@ -46,13 +47,13 @@ from oncehook.store.base import Store
 log = logging.getLogger("oncehook.worker")
 
 LOOKED_AT: Final = 500
-"""Destinations that one look asks about, in turn; of the others it only learns what has become due since the last."""
+"""Destinations that one look asks about, in turn; of the others it learns only what became due since the last one."""
 FEW: Final = 4
-"""Fewer leases than this let wake-ups gather before the next are asked for."""
+"""With fewer leases than this, wake-ups gather before the next request."""
 REPLAY_SHARE: Final = 10
-"""Of so many deliveries one is of a bulk replay, while there is live work too."""
+"""One of so many deliveries is of a bulk replay, while there is live work."""
 MOST_UNSETTLED: Final = 1000
-"""Ended attempts that may wait for their settlement before nothing new is begun."""
+"""Ended attempts that may wait for their settlement before no new ones begin."""
 THE_PAST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -61,19 +62,20 @@ class WorkerTimeouts:
     """Times of a worker, in seconds."""
 
     poll: float = 1.0
-    """Between two looks where other processes share the store: a notice may be lost, and quarantine must be seen."""
+    """Between two looks where other processes share the store: a notification may be lost, and quarantine must be
+    noticed."""
     longest_rest: float = 30.0
     """Between two looks otherwise."""
     look_pause: float = 0.1
-    """Between two looks because a lease brought less than was asked for."""
+    """Between two looks after a lease brought less than was requested."""
     gather: float = 0.002
-    """For which wake-ups gather when the last lease brought little."""
+    """Time in which wake-ups gather after a lease brought little."""
     subject_share: float = 0.1
-    """For which one subject is worked on while others of its destination may wait."""
+    """Time for which one subject is worked on while others of its destination wait."""
     grace: float = 2.0
-    """For a coroutine to end after it was cancelled, before its lease is left to run out."""
+    """Time for a cancelled coroutine to end, before its lease is left to expire."""
     beats: int = 6
-    """Heartbeats in one lease; one beat before its end it is given up, because it may soon be somebody else's."""
+    """Heartbeats in one lease; it is given up one beat before its end, because another worker may take it then."""
 
     @property
     def safe_part(self) -> float:
@@ -115,34 +117,34 @@ class Worker:
         self._concurrency = concurrency
         self._attempts: dict[int, RunningAttempt] = {}  # by fence
         self.left_behind = 0
-        """Threads that were still at work when it stopped: the process must end before anybody else may begin."""
+        """Threads that still ran when it stopped: the process must end before another worker may begin."""
         self._kept: dict[int, RunningAttempt] = {}
-        """Attempts that ended and keep their slot until they are settled, by fence: failed ones, so that a breaker
-        opens in time, and those whose slot goes to the next of the subject."""
+        """Ended attempts that keep their slot until they are settled, by fence: failed ones, so that a breaker opens in
+        time, and those whose slot goes to the next of the subject."""
         self._settling = SettlementBatcher(store, self)
         self._woken = asyncio.Event()
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
         self._due: dict[Priority, dict[int, None]] = {Priority.live: {}, Priority.replay: {}}
-        """Destinations that may have something to be leased, the one that waits longest first."""
+        """Destinations that may have something due, the longest waiting first."""
         self._reserved = 0
-        """Slots that are kept for leases that are being asked for, and for arrivals on their way to the store."""
+        """Slots reserved for lease requests under way, and for arrivals on their way to the store."""
         self._is_alone = False
-        """A quarantined delivery is run, or is to be: nothing else may begin."""
+        """True while a quarantined delivery runs, or is about to: nothing else may begin."""
         self._quarantined: set[int] = set()
-        """Destinations that have something to be run alone."""
+        """Destinations with quarantined deliveries."""
         self._rounds = 0
         self._looked_at = -timeouts.longest_rest
         self._look_at = 0.0
-        """When to look next, at the latest."""
+        """Time of the next look, at the latest."""
         self._order = list(self._slots)
         self._since: datetime | None = THE_PAST if len(self._slots) > LOOKED_AT else None
-        """Up to when it is known what has become due, where that cannot be asked for each destination."""
+        """Time up to which it is known what has become due, where it cannot be asked for each destination."""
         self._gathers_until = 0.0
-        # By chance: a process that is killed by a quarantined delivery must not begin with it again for ever.
+        # In random order: a process that a quarantined delivery kills must not begin with the same one for ever.
         self._last_alone = clock.chance.choice([0, *self._slots])
         self._alone_after = 0.0
-        """Not before this moment is the next one run alone: other work gets as much time as the last one took."""
+        """Earliest time of the next quarantined delivery: other work gets as much time as the last one took."""
         shortest = min((slots.destination.terms.lease for slots in self._slots.values()), default=Terms().lease)
         self.heartbeat = (heartbeat or Heartbeat)(store, self._stop_lost, shortest, timeouts.beats)
 
@@ -161,13 +163,13 @@ class Worker:
         self._woken.set()
 
     async def stop(self, patience: float) -> None:
-        """Take no more work, let what is under way end within `patience` seconds, and give back the rest uncounted."""
+        """Take no more work, let attempts end within `patience` seconds, and release the rest uncounted."""
         self.quiesce()
         if self._main is not None:
             with suppress(asyncio.CancelledError):
                 await self._main
         await self._finish(patience)
-        for _ in range(100):  # arrivals may be on their way to the store: what is leased with them is given back
+        for _ in range(100):  # arrivals may be on their way to the store: what is leased with them is released
             if not self._reserved:
                 break
             await asyncio.sleep(self._timeouts.grace / 100)
@@ -184,12 +186,12 @@ class Worker:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=self._timeouts.grace)
-        # A thread cannot be ended. Its lease is not given back, or somebody would begin beside it: it runs out with
-        # the process, and that is no attempt.
+        # A thread cannot be ended. Its lease is not released, because another worker would begin beside it; it expires
+        # with the process, and counts as no attempt.
         self.left_behind = len(self._attempts)
 
     def wake(self, destination_ids: Collection[int] | None = None) -> None:
-        """Note that something may have become due for these destinations; None: for any."""
+        """Note that deliveries may have become due for these destinations; None: for any."""
         if destination_ids is None:
             self._look_at = 0.0
         else:
@@ -203,7 +205,7 @@ class Worker:
         return StoredWorker(self.id, host, int(pid), since, since, len(self.heartbeat), names)
 
     async def wait_until_drained(self) -> None:
-        """Wait until nothing is left to do for its destinations, retries included; what is paused does not count."""
+        """Wait until nothing is left for its destinations, retries included; paused ones do not count."""
         while self._main is not None and not self._main.done():
             if not self._attempts and self._settling.is_empty():
                 next_due = await self._store.next_due(self._order)
@@ -219,7 +221,8 @@ class Worker:
         trouble = 0
         while not self._stopping:
             try:
-                # What our threads still work on may have lapsed: keep it, or we take it over ourselves.
+                # Leases of threads that still run may have lapsed: keep them, or this worker would take them over
+                # itself.
                 if trouble and not await asyncio.to_thread(self.heartbeat.beat):
                     raise StoreUnavailable("The store does not answer heartbeats.")
                 rest = await self._round()
@@ -229,7 +232,7 @@ class Worker:
                 if trouble == 1:
                     log.warning("worker.store_unavailable", extra={"fields": {"error": str(error)}})
                 rest = min(0.05 * 2**trouble, 2.0) * clock.chance.uniform(0.5, 1.0)
-            except Exception:  # whatever it is, the work must go on
+            except Exception:  # whatever fails, the work must go on
                 log.exception("worker.failed")
                 rest = 1.0
             if rest > 0 and not self._stopping:
@@ -238,12 +241,16 @@ class Worker:
                         await self._woken.wait()
 
     async def _round(self) -> float:
-        """Lease what there is and room for; returns how long to rest, unless woken."""
+        """Lease what is due and fits; return how long to rest, unless woken."""
         self._woken.clear()
         if clock.steady() >= self._look_at:
             await self._look()
         if self._quarantined and clock.steady() >= self._alone_after:
-            await self._run_alone()
+            self._is_alone = True
+            try:
+                await self._run_quarantined()
+            finally:
+                self._is_alone = False
         requests = self._build_requests()
         if requests and (pause := self._gathers_until - clock.steady()) > 0:
             await asyncio.sleep(pause)
@@ -267,10 +274,9 @@ class Worker:
     # -- what is due ---------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Ask the store what is due, and when the next thing will be; of many destinations for some, in turn."""
+        """Ask the store what is due and when the next delivery is; with many destinations, for some in turn."""
         self._looked_at = clock.steady()
-        pause = self._timeouts.poll if self._store.shared else self._timeouts.longest_rest
-        self._look_at = self._looked_at + pause
+        self._look_at = self._looked_at + self._timeouts.poll
         asked, rest = self._order[:LOOKED_AT], self._order[LOOKED_AT:]
         self._order = rest + asked
         next_due = await self._store.next_due(asked, self._since)
@@ -286,10 +292,10 @@ class Worker:
         look_at = clock.steady() + max(seconds, 0.002)
         if look_at < self._look_at:
             self._look_at = look_at
-            self._woken.set()  # it may rest for longer than that
+            self._woken.set()  # it may rest longer than that
 
     def _build_requests(self) -> list[LeaseRequest]:
-        """Return what to ask the store for, as far as destinations and this worker have room."""
+        """Return the lease requests for which destinations and this worker have room."""
         left = self._room()
         if left <= 0 or self._settling.is_behind():
             return []
@@ -308,7 +314,7 @@ class Worker:
         return requests
 
     def _split(self, destination: Destination, room: int, live: bool, replay: bool) -> list[LeaseRequest]:
-        """Give live work the room, and a bulk replay a small part of it, so that neither starves, or what is free."""
+        """Divide the room: a small part for bulk replays while there is live work, otherwise all of it."""
         kept = 0
         if replay:
             kept = room if not live else max(room // REPLAY_SHARE, int(self._rounds % REPLAY_SHARE == 0))
@@ -316,8 +322,8 @@ class Worker:
         return [_request(destination, share, priority) for share, priority in shares if share]
 
     async def _lease_due(self, requests: Sequence[LeaseRequest]) -> None:
-        """Lease, and forget that something is due where less came than was asked for."""
-        for one in requests:  # before it is asked: what becomes due meanwhile is noted anew
+        """Lease; clear the due flag of destinations that returned less than requested."""
+        for one in requests:  # cleared before the query, so that what becomes due meanwhile is noted again
             self._due[one.priority].pop(one.destination_id, None)
         began = clock.steady()
         try:
@@ -331,7 +337,7 @@ class Worker:
         for one in requests:
             if came[one.destination_id, one.priority] >= one.limit:
                 self._due[one.priority][one.destination_id] = None
-            else:  # nothing more is due, or it is held back: until when, the store knows
+            else:  # nothing more is due, or it is held back; the store knows until when
                 self._look_in(self._looked_at + self._timeouts.look_pause - clock.steady())
 
     async def _lease(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
@@ -347,7 +353,7 @@ class Worker:
         return leases
 
     def _keep_slots(self, requests: Sequence[LeaseRequest], sign: int) -> None:
-        """Keep slots for what is asked for, or free them again: arrivals must not take them meanwhile."""
+        """Reserve slots for a lease request, or free them, so that arrivals do not take them meanwhile."""
         for one in requests:
             self._slots[one.destination_id].asked += sign * one.limit
             self._reserved += sign * one.limit
@@ -356,7 +362,7 @@ class Worker:
         return self._concurrency - self.count_unsettled() - self._reserved
 
     def count_unsettled(self) -> int:
-        """Return how many attempts are under way, or have ended and keep their slot."""
+        """Return how many attempts are under way, or have ended but still hold their slot."""
         return len(self._attempts) + len(self._kept)
 
     # -- arrivals ------------------------------------------------------------------------------
@@ -364,7 +370,7 @@ class Worker:
     def reserve(self, destination_id: int) -> float | None:
         slots = self._slots.get(destination_id)
         if slots is None or self._is_alone or self._stopping or destination_id in self._due[Priority.live]:
-            return None  # what waits longer comes first
+            return None  # the longest waiting come first
         if not slots.room(self._room()) or self._settling.is_behind():
             return None
         slots.take()
@@ -382,19 +388,12 @@ class Worker:
 
     # -- quarantine ----------------------------------------------------------------------------
 
-    async def _run_alone(self) -> None:
-        self._is_alone = True
-        try:
-            await self._run_quarantined()
-        finally:
-            self._is_alone = False
-
     async def _run_quarantined(self) -> None:
         await self._wait_until_idle()
         if self._stopping:
             return
         started = clock.steady()
-        # In turn: a destination with many of them must not starve the others.
+        # In turn, so that a destination with many does not starve the others.
         number = min((n for n in self._quarantined if n > self._last_alone), default=min(self._quarantined))
         self._last_alone = number
         if await self._lease([_request(self._slots[number].destination, 1, Priority.quarantined)]):
@@ -405,14 +404,14 @@ class Worker:
         self._alone_after = clock.steady() + (clock.steady() - started)
 
     async def _wait_until_idle(self) -> None:
-        """Wait until nothing is under way and all that ended is settled: a crash must be held against nobody else."""
+        """Wait until nothing is under way and everything is settled, so that a crash counts against nothing else."""
         while not self._stopping:
             now = clock.steady()
             if running := [one.task for one in self._attempts.values() if now < one.late_at]:
                 await asyncio.wait(running, timeout=0.5)
             elif self._reserved:
                 await asyncio.sleep(0.001)
-            elif not self._settling.is_empty():  # with a settlement the next of its subject may begin
+            elif not self._settling.is_empty():  # a settlement may begin the next delivery of its subject
                 await self._settling.catch_up()
             else:
                 return
@@ -420,11 +419,11 @@ class Worker:
     # -- an attempt ----------------------------------------------------------------------------
 
     def _begin(self, lease: Lease, asked_at: float, began: float) -> None:
-        """Begin an attempt in a slot that is taken for it. `asked_at`: from when on the lease is surely ours."""
+        """Begin an attempt in a slot that is taken for it. `asked_at`: the time from which the lease is surely ours."""
         slots = self._slots[lease.delivery.destination_id]
         faults.point("after_lease")
         if self._stopping or clock.steady() >= asked_at + lease.seconds * self._timeouts.safe_part:
-            # This process slept: what may be somebody else's by now is not begun (R33).
+            # This process was suspended: a lease that may belong to another by now is not begun (R33).
             slots.give_back()
             self._settling.add(Settlement(lease, Settle.release))
             return
@@ -449,7 +448,7 @@ class Worker:
                 goes_on = self._goes_on(slots, lease, running)
                 settled = settlement(destination.terms, lease, result, clock.perf() - started, take_next=goes_on)
                 if lease.unreadable is not None:
-                    settled = replace(settled, breaker=None)
+                    settled = msgspec.structs.replace(settled, breaker=None)
             if settled.take_next is not None:
                 running.takes_next = True
                 slots.spend()
@@ -457,11 +456,11 @@ class Worker:
                 self._kept[lease.fence] = running
             self._settling.add(settled)
         except asyncio.CancelledError:
-            # Stopped, or the lease was lost: given back uncounted (R37); refused if it is no longer ours.
+            # Stopped, or the lease was lost: released uncounted (R37); refused if it is no longer ours.
             self._settling.add(Settlement(lease, Settle.release))
         except LeaseLost:
             self.note_lost(lease)
-        except Exception as error:  # a destination that raised after all
+        except Exception as error:  # a destination that raises although it must not
             log.exception("attempt.failed")
             terms = destination.terms
             self._settling.add(settlement(terms, lease, failure(error, terms.rules), clock.perf() - started))
@@ -471,7 +470,7 @@ class Worker:
                 self._free(slots)
 
     def _goes_on(self, slots: DestinationSlots, lease: Lease, running: RunningAttempt) -> bool:
-        """Tell whether the next delivery of the subject is to follow at once: its share of time is not used up."""
+        """Tell whether the next delivery of the subject may follow at once: its share of time is not used up."""
         return (
             lease.more
             and lease.priority is not Priority.quarantined
@@ -481,7 +480,7 @@ class Worker:
         )
 
     def _free_kept(self, slots: DestinationSlots, lease: Lease) -> None:
-        """Free the slot that an attempt has kept, if it has; nothing follows."""
+        """Free the slot that an attempt still holds, if any, because nothing follows."""
         if (kept := self._kept.pop(lease.fence, None)) is not None:
             if kept.takes_next:
                 slots.refund()
@@ -495,14 +494,14 @@ class Worker:
     # -- after an attempt ----------------------------------------------------------------------
 
     def note_settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
-        """Free the slot of an attempt that is settled, or begin `following` in it: the next of its subject."""
+        """Free the slot of a settled attempt, or begin `following` in it: the next of its subject."""
         lease = done.lease
         self.heartbeat.let_go(lease)
         if done.what is Settle.retry:
             self._look_in(done.wait)
         slots = self._slots[lease.delivery.destination_id]
         if following is not None and (kept := self._kept.pop(lease.fence, None)) is not None:
-            # A lease that goes on is prolonged only when one beat of it is over.
+            # A lease taken with a settlement is renewed only after a full beat.
             self._begin(following, asked_at - following.seconds / self._timeouts.beats, kept.began)
         else:
             self._free_kept(slots, lease)
@@ -510,7 +509,7 @@ class Worker:
             self._observer.note_attempt(slots.destination, done)
 
     def note_lost(self, lease: Lease) -> None:
-        """Forget a lease that belongs to somebody else by now; nothing was changed."""
+        """Drop a lease that belongs to another worker by now; nothing was changed."""
         self.heartbeat.let_go(lease)
         slots = self._slots[lease.delivery.destination_id]
         self._free_kept(slots, lease)
@@ -521,23 +520,23 @@ class Worker:
 
     @property
     def takes(self) -> bool:
-        """True while arrivals may be leased to it in the commit that keeps them."""
+        """True while arrivals may be leased to it in the commit that stores them."""
         return self._main is not None and not self._stopping
 
     def note_expired(self, expired: Expired) -> None:
-        """Note a lease that was taken over from a holder who let it run out."""
-        self._look_at = 0.0  # it may have been set aside
+        """Note an expired lease that was taken over."""
+        self._look_at = 0.0  # it may be quarantined now
         self._observer.lease_expired(self._slots[expired.destination_id].destination, expired)
 
     def _stop_lost(self, lease: Lease) -> None:
-        """Stop the attempt of a lease that the heartbeat has lost, or may lose in a moment (R33)."""
+        """Stop the attempt of a lease that the heartbeat has lost, or is about to lose (R33)."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel, lease)
 
     def _cancel(self, lease: Lease) -> None:
         running = self._attempts.get(lease.fence)
-        # A thread goes on whatever we do. To give its lease back now would have somebody begin beside it; what it
-        # comes to is settled when it ends, and refused if the lease is somebody else's by then.
+        # A thread cannot be stopped. Releasing its lease now would let another worker begin beside it; its outcome is
+        # settled when it ends, and refused if the lease is another's by then.
         if running is not None and not running.on_thread:
             running.task.cancel()
 
@@ -548,12 +547,12 @@ def _request(destination: Destination, limit: int, priority: Priority) -> LeaseR
 
 
 def _unreadable(reason: str) -> Result:
-    """Fail an attempt that has nothing to deliver: the key may be given before the last retry."""
+    """Fail an attempt whose event cannot be decrypted: the key may be configured before the last retry."""
     return Result(Category.transient, Evidence(error=f"undecryptable: {reason}"))
 
 
 def _settle_unattempted(lease: Lease) -> Settlement | None:
-    """Settle without an attempt what was overtaken by a higher rank, or has killed too many processes."""
+    """Settle a delivery without an attempt: a higher rank overtook it, or it has killed too many processes."""
     if lease.deaths >= DEATHS:
         return Settlement(lease, Settle.dead, evidence=Evidence(error="crash"))
     if lease.is_stale:
@@ -562,7 +561,7 @@ def _settle_unattempted(lease: Lease) -> Settlement | None:
 
 
 class DestinationSlots:
-    """Slots of one destination in this worker: how many attempts are under way, and how many may begin."""
+    """Slots of one destination in this worker: attempts under way, and how many more may begin."""
 
     __slots__ = ("_allowance", "_at", "asked", "busy", "destination")
 
@@ -570,7 +569,7 @@ class DestinationSlots:
         self.destination = destination
         self.busy = 0
         self.asked = 0
-        """Slots that are kept for a lease that is being asked for."""
+        """Slots reserved for a lease request under way."""
         self._allowance = 1.0
         self._at = clock.steady()
 
@@ -584,7 +583,7 @@ class DestinationSlots:
         if rate is None:
             return self.destination.terms.concurrency
         now = clock.steady()
-        # What was not used is kept for a second at most, so that a pause is not followed by a burst.
+        # Unused rate is kept for a second at most, so that no burst follows a pause.
         self._allowance = min(self._allowance + (now - self._at) * rate, max(rate, 1.0))
         self._at = now
         return int(self._allowance)
@@ -601,11 +600,11 @@ class DestinationSlots:
         self._allowance -= 1.0
 
     def refund(self) -> None:
-        """Take an attempt off the rate again: it is not made."""
+        """Take back an attempt from the rate: it is not made."""
         self._allowance += 1.0
 
     def allowed_in(self) -> float | None:
-        """Return the seconds until the rate allows another attempt; None: it does now, or there is none."""
+        """Return the seconds until the rate allows another attempt; None: at once, or without a rate."""
         rate = self.destination.terms.rate
         if rate is None or self._count_allowed() >= 1:
             return None
@@ -617,13 +616,13 @@ class RunningAttempt:
 
     def __init__(self, began: float, late_at: float, on_thread: bool) -> None:
         self.began = began
-        """When its subject was leased: an earlier delivery of it may have been worked on since."""
+        """Time at which its subject was leased, possibly for an earlier delivery."""
         self.late_at = late_at
-        """When it should have ended: what goes on beyond that hangs, and nobody waits for it."""
+        """Time at which it should have ended; beyond that it hangs, and nobody waits for it."""
         self.on_thread = on_thread
-        """It runs on a thread, and cannot be ended."""
+        """It runs on a thread, and cannot be stopped."""
         self.takes_next = False
-        """Its settlement asks for the next of its subject, which is counted against the rate already."""
+        """Its settlement requests the next of its subject, which is counted against the rate already."""
         self.task: asyncio.Task[None]
 
 
@@ -633,17 +632,17 @@ class HeldLease:
     def __init__(self, lease: Lease, renewed_at: float, ends_at: float | None) -> None:
         self.lease = lease
         self.renewed_at = renewed_at
-        """When its last renewal was asked for: from then on it is surely ours for `lease.seconds`."""
+        """Time of the last renewal's request: the lease is surely ours for `lease.seconds` from then."""
         self.ends_at = ends_at
 
 
 class Heartbeat:
-    """Renewal of leases until they are let go. `lost` is called on threads of the heartbeat's own."""
+    """Renewal of leases until they are released. `lost` is called on the heartbeat's own threads."""
 
     def __init__(
         self, store: Store, lost: Callable[[Lease], None], shortest: float, beats: int = TIMEOUTS.beats
     ) -> None:
-        """`shortest`: seconds of the shortest lease; `beats`: heartbeats in one lease."""
+        """`shortest`: seconds of the shortest lease; `beats`: renewals per lease."""
         self._store = store
         self._lost = lost
         self._beats = beats
@@ -652,20 +651,20 @@ class Heartbeat:
         self._unanswered: list[HeldLease] = []
         """Leases of the last renewal, until it is answered."""
         self._stop = threading.Event()
-        # A renewal may hang for longer than its leases last: their holder must not wait for it (R33).
+        # A renewal may hang longer than its leases last: their holder must be told without waiting for it (R33).
         self._threads = [
             self._thread("oncehook-heartbeat", 1.0, self.beat),
             self._thread("oncehook-heartbeat-mind", 0.5, lambda: self._give_up(self._unanswered)),
         ]
 
     def _thread(self, name: str, part: float, repeated: Callable[[], object]) -> threading.Thread:
-        """Return a thread that calls a function each time such a part of the interval is over."""
+        """Return a thread that calls a function at intervals of this part of the heartbeat's."""
 
         def repeat() -> None:
             while not self._stop.wait(self._interval * part):
                 try:
                     repeated()
-                except Exception:  # whatever it is, the next beat must come
+                except Exception:  # whatever fails, the next beat must come
                     log.exception("heartbeat.failed")
 
         return threading.Thread(target=repeat, name=name, daemon=True)
@@ -675,31 +674,31 @@ class Heartbeat:
             thread.start()
 
     def stop(self) -> None:
-        """Stop; leases that are still held run out by themselves."""
+        """Stop; leases that are still held expire."""
         self._stop.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
 
     def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
-        """Keep a lease from now on. `asked_at`: when it was asked for, by the steady clock.
+        """Renew a lease from now on. `asked_at`: when it was requested, by the steady clock.
 
-        `ends_at`: not longer than this; None: until it is let go, because its attempt cannot be stopped.
+        `ends_at`: renew no longer than this; None: until it is released, because its attempt cannot be stopped.
         """
         self._held[lease.fence] = HeldLease(lease, asked_at, ends_at)
 
     def let_go(self, lease: Lease) -> bool:
-        """Stop keeping a lease. Tells whether it was held until now."""
+        """Stop renewing a lease. Returns whether it was held until now."""
         return self._held.pop(lease.fence, None) is not None
 
     def __len__(self) -> int:
         return len(self._held)
 
     def beat(self) -> bool:
-        """Renew what is due to be renewed; also out of turn, and always on a thread. Tells whether it is known now
-        which leases are ours."""
+        """Renew what is due for renewal; also out of turn, and always on a thread. Returns whether it is known which
+        leases are ours."""
         now = clock.steady()
-        # A copy: the loop adds and removes meanwhile.
+        # A copy, because the loop adds and removes meanwhile.
         held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / self._beats]
         held = [h for h in held if not h.lease.is_settling]
         wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
@@ -723,27 +722,27 @@ class Heartbeat:
         return True
 
     def _give_up(self, held: list[HeldLease]) -> None:
-        """Give up leases one beat before they may belong to somebody else."""
+        """Give up leases one beat before another worker may take them."""
         now = clock.steady()
         for h in held:
-            # A thread that has no lease goes on all the same, and somebody would begin beside it: when the store is
-            # back before anybody has looked, its lease is still there to be had.
+            # A thread goes on without a lease, and another worker would begin beside it. So it keeps trying: when the
+            # store is back before anybody has looked, the lease can still be renewed.
             if h.ends_at is not None and now >= h.renewed_at + h.lease.seconds * (1 - 1 / self._beats):
                 self._lose(h.lease)
 
     def _lose(self, lease: Lease) -> None:
-        if not lease.is_settling and self.let_go(lease):  # whoever settles it learns of it there
+        if not lease.is_settling and self.let_go(lease):  # its settlement will be refused
             self._lost(lease)
 
 
 GROUPS: Final = 2
-"""Groups of settlements under way at once: a subject that goes on must not wait for the others' commit."""
+"""Groups of settlements under way at once: a subject that goes on must not wait for another's commit."""
 TURNS: Final = 8
 """Turns of the loop for which subjects that go on wait for each other, to share a commit: short when little happens."""
 
 
 class SettlementBatcher:
-    """Attempts that have ended and are not settled yet, written in groups."""
+    """Ended attempts that are not settled yet, written in groups."""
 
     def __init__(self, store: Store, worker: Worker) -> None:
         self._store = store
@@ -752,7 +751,7 @@ class SettlementBatcher:
         self._under_way = 0
         self._groups = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        """Held, or they could be collected while they run."""
+        """References to the tasks, without which they could be garbage-collected."""
         self._group_written = asyncio.Event()
         self._is_planned = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -782,20 +781,20 @@ class SettlementBatcher:
             await self._group_written.wait()
 
     def _plan(self) -> None:
-        """Begin soon, and not at once: whatever else ends in this turn of the loop belongs to the same group."""
+        """Begin soon, but not at once: everything else that ends in this turn of the loop joins the group."""
         if not self._is_planned and self._loop is not None:
             self._is_planned = True
             self._loop.call_soon(self._gather, TURNS)
 
     def _gather(self, turns: int) -> None:
-        """Begin the next group; where all of it are subjects that go on, others may join for so many turns."""
+        """Begin the next group; if it has only subjects that go on, wait some turns for others to join."""
         assert self._loop is not None
         is_short = 0 < len(self._ended) < self._worker.count_unsettled()
         if turns and is_short and all(one.take_next is not None for one in self._ended):
             self._loop.call_soon(self._gather, turns - 1)
             return
         self._is_planned = False
-        # Beside another group only if as many wait as that holds: a commit has its price.
+        # Beside another group only if as many wait as that one has, because a commit has a fixed cost.
         if self._ended and self._groups < GROUPS and len(self._ended) >= self._under_way:
             group, self._ended = self._ended, []
             self._under_way += len(group)
@@ -809,7 +808,7 @@ class SettlementBatcher:
         plain = [s for s in ended if not _may_fail(s)] if single else ended
         try:
             if single:
-                # Those with an effect of their own can fail by themselves; on SQLite all join the same commit.
+                # Those with an effect of their own can fail alone; on SQLite all join the same commit.
                 await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in single))
             else:
                 await self._settle(plain)
@@ -827,7 +826,7 @@ class SettlementBatcher:
             settled = await self._persist(group)
         except StoreUnavailable as error:
             log.error("worker.settle_failed", extra={"fields": {"leases": len(group), "error": str(error)}})
-            for one in group:  # their leases run out, and somebody makes the attempts again
+            for one in group:  # their leases expire, and the attempts are made again
                 self._worker.note_lost(one.lease)
             return
         except Exception as error:
@@ -843,7 +842,7 @@ class SettlementBatcher:
                 self._worker.note_lost(one.lease)
 
     async def _persist(self, group: list[Settlement]) -> Settled:
-        """Write a group; ask again while the store is away, for as long as the leases can still be ours."""
+        """Write a group; retry while the store is unavailable, as long as the leases can still be ours."""
         wait, ends_at = 0.05, clock.steady() + max(s.lease.seconds for s in group)
         while True:
             try:
@@ -855,7 +854,7 @@ class SettlementBatcher:
                 wait = min(wait * 2, 1.0)
 
     def _fail(self, group: list[Settlement], error: Exception) -> None:
-        """Turn settlements whose effect could not be written, and is undone, into failed attempts like any other."""
+        """Turn settlements whose effect failed, and was rolled back, into failed attempts."""
         for settled in group:
             if not _may_fail(settled):
                 log.error("worker.settle_failed", exc_info=error)

@@ -1,8 +1,8 @@
 """The small primitive: being first with a key, without an inbox.
 
 `Claims` and `AsyncClaims` give three answers to `claim(key)` (`new`, `in_progress`, `done`) on Redis or Valkey,
-PostgreSQL or SQLite; `DedupLock` is the plain lock for those who want just that; `oncehook.once` is the decorator.
-`base` says what each verb means, `redis`, `postgres` and `sqlite` how it is asked, `faces` who asks.
+PostgreSQL or SQLite; `DedupLock` is a plain lock; `oncehook.once` is the decorator. `client` defines the verbs,
+`redis`, `postgres` and `sqlite` build their requests, `connection` sends them.
 """
 
 from oncehook.claims.client import AsyncClaims, Claim, Claims, Held

@@ -48,7 +48,7 @@ Steps = Generator[Step, Any, T]
 """A verb: yields asks, is sent their answers, returns its own."""
 
 MAX_RESULT: Final = 1 << 20
-"""Largest result in bytes: some backends keep it in memory, and every later answer carries it."""
+"""Largest result in bytes: some backends keep it in memory, and every later answer contains it."""
 
 MAX_KEY: Final = 200
 """Longest key in bytes that is stored as it is."""
@@ -56,10 +56,10 @@ MAX_KEY: Final = 200
 HASHED: Final = "sha256:"
 SWEEP_CHANCE: Final = 1 / 16
 SWEEP_ROWS: Final = 64
-"""Lapsed claims that one new claim in sixteen removes at most: more than are added, without a long delay for any."""
+"""Lapsed claims that one new claim in sixteen removes at most: more than are added, without a long delay."""
 
 DEGRADED: Final = "degraded-"
-"""Prefix of the token of a claim that no store knows, because it was given by `fail_open`."""
+"""Prefix of the token of a claim made by `fail_open`, which no store knows."""
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -77,7 +77,7 @@ class Claim:
     retry_after: float | None = None
     """Seconds until a claim in progress lapses, unless it is renewed."""
     degraded: bool = False
-    """Whether it is `new` only by `fail_open`, because the store did not answer: others may have got the same."""
+    """Whether it is `new` only because of `fail_open`: the store did not answer, and others may have got the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Backend(Protocol):
     """
 
     def claim(self, key: str, token: str, payload: str | None, ttl: float) -> Ask[Row]:
-        """Take the key if it is free or this token's; answer its state."""
+        """Take the key if it is free or held by this token; answer its state."""
 
     def renew(self, key: str, token: str, ttl: float) -> Ask[bool]:
         """Extend it to `ttl` from now."""
@@ -124,7 +124,7 @@ class Backend(Protocol):
         """Finish it. With the same token again it changes nothing: the first answer may have been lost."""
 
     def abort(self, key: str, token: str) -> Ask[bool]:
-        """Release it."""
+        """Release the key."""
 
     def look(self, key: str) -> Ask[Row | None]:
         """Read its state, if it is taken."""
@@ -203,7 +203,7 @@ class Verbs:
             return
         try:
             yield ask
-        except StoreUnavailable as error:  # the claim is held; lapsed ones can wait for the next
+        except StoreUnavailable as error:  # the claim is held; a later one removes lapsed claims
             log.debug("claims.sweep_failed", extra={"fields": {"error": str(error)}})
 
 
@@ -220,9 +220,9 @@ def _require_owner(is_owner: bool) -> None:
 
 
 def stored_key(key: str) -> str:
-    """Return the key as it is stored: as it is if every backend can hold that, else its hash.
+    """Return the key itself if every backend can store it, otherwise its hash.
 
-    A key that looks like a hash is hashed too, so that no two keys are stored alike.
+    A key that looks like a hash is hashed too, so that two keys are never stored alike.
     """
     if not isinstance(key, str) or not key:
         raise KeyMissing(f"A key is text that is not empty, not {key!r}.")
@@ -245,7 +245,8 @@ def new_token() -> str:
 
 
 def is_known(token: str | None) -> TypeGuard[str]:
-    """Return whether a store may know this token; a degraded claim cannot be renewed, committed or aborted.
+    """Return whether a store may know this token: a degraded claim has one that no store knows, and cannot be renewed,
+    committed or aborted.
 
     Raises ClaimLost for None, the token of an answer that was not `new`.
     """
@@ -275,7 +276,7 @@ BEATS: Final = 3
 """Renewals in one ttl: two may fail before the claim lapses."""
 
 WAITS: Final = (0.2, 1.0, None)
-"""Seconds between tries to commit finished work, so that a restart of the store does not have it done again."""
+"""Seconds between tries to commit finished work, so that a restart of the store does not repeat it."""
 
 
 class Held:
@@ -290,16 +291,17 @@ class Held:
         self.result: bytes | None = None
         self.ttl = ttl
         self.renewed_at = asked_at
-        """The steady clock at the last renewal's request: from then on it is surely ours for `ttl`."""
+        """The steady clock at the last renewal's request: the claim is surely ours for `ttl` from then."""
         self._lost = False
 
     @property
     def lost(self) -> bool:
-        """Return whether it may have lapsed, so that another may work on it. Check before what cannot be undone."""
+        """Return whether the claim may have lapsed, so that another may work on the key. Check before irreversible
+        steps."""
         return not self.degraded and (self._lost or clock.steady() >= self.renewed_at + self.ttl)
 
     def note_failed_renewal(self, error: OncehookError) -> None:
-        """Log a failed renewal: the claim holds until it lapses, unless another has it already."""
+        """Log a failed renewal: the claim holds until its ttl ends, unless another has it already."""
         self._lost = self._lost or isinstance(error, ClaimLost)
         log.warning("claim.not_renewed", extra=_log_fields(self, error))
 
@@ -331,7 +333,7 @@ def renew(verbs: Verbs, held: Held) -> Steps[None]:
 
 
 def give_back(verbs: Verbs, held: Held) -> Steps[None]:
-    """Abort after failed work, whose error must not be replaced by ours: the claim lapses by itself, or has lapsed."""
+    """Abort after failed work; only log it if that fails, so that the work's own error is raised."""
     try:
         yield from verbs.abort(held.key, held.token)
     except OncehookError as error:
@@ -339,7 +341,7 @@ def give_back(verbs: Verbs, held: Held) -> Steps[None]:
 
 
 def finish(verbs: Verbs, held: Held, keep: str | float | None) -> Steps[None]:
-    """Commit finished work; without its result where that cannot be stored, before ResultInvalid is raised."""
+    """Commit finished work. Where its result cannot be stored, commit without it and raise ResultInvalid."""
     try:
         yield from _commit(verbs, held, keep)
     except ResultInvalid:
@@ -355,7 +357,7 @@ def _commit(verbs: Verbs, held: Held, keep: str | float | None) -> Steps[None]:
             return
         except StoreUnavailable as error:
             if wait is None or held.lost:
-                # The work is done, only the store does not know it: with `fail_open` that is a warning.
+                # The work is done, and only the store does not know: with `fail_open` that is a warning.
                 if not verbs.fail_open:
                     raise
                 log.warning("claim.not_committed", extra=_log_fields(held, error))
@@ -452,7 +454,8 @@ def resolve_store(store: str | None) -> str:
 
 @functools.cache
 def _beside_the_inbox(folder: Path, config_file: str | None, inbox_store: str | None) -> str:
-    """Return the inbox's PostgreSQL database, or a SQLite file beside the inbox's, which has one writer only.
+    """Return the inbox's PostgreSQL database, or a SQLite file of our own beside the inbox's, which allows one writer
+    only.
 
     Cached, so that the settings are read once.
     """

@@ -60,8 +60,8 @@ class PerLoop(Generic[C]):
             await entry[1].aclose()
 
     async def _until_the_loop_ends(self, loop: asyncio.AbstractEventLoop, client: C) -> AsyncGenerator[None]:
-        # A loop that is shut down in order closes every generator that was begun on it: so a decorated function of a
-        # module, which nobody closes, leaves no connection behind when `asyncio.run` returns.
+        # An event loop that shuts down properly closes every generator that was begun on it. That closes the
+        # connections of a decorated function in a module, which nobody closes, when `asyncio.run` returns.
         try:
             yield
         finally:
@@ -70,10 +70,10 @@ class PerLoop(Generic[C]):
 
 
 class Forkable(Protocol):
-    """A connector whose connections must not be used, nor closed, by a child of the process that opened them."""
+    """A connector whose connections a forked child must neither use nor close."""
 
     lock: threading.Lock
-    """Held while a connection is at work: no fork happens then."""
+    """Held while a connection is in use, so that no fork happens then."""
 
     def forget(self) -> None:
         """Drop inherited connections in the child, without closing them."""
@@ -85,7 +85,7 @@ _changing = threading.Lock()
 
 
 def survive_forks(connector: Forkable) -> None:
-    """Let no fork happen while this connector is at work, and the child begin without its connections."""
+    """Block forks while this connector is at work, and drop its connections in the child."""
     with _changing:
         _forkable.add(connector)
 

@@ -15,7 +15,7 @@ from oncehook.claims.client import KEEP, get_shared, get_shared_async
 from oncehook.errors import ClaimLost, ConfigError, StoreUnavailable
 
 NAMESPACE: Final = "oncehook-locks"
-"""Separate from that of claims: the same id may be locked here and claimed there."""
+"""Separate from that of claims, so that the same id may be locked and claimed."""
 
 
 class DedupLock:
@@ -57,12 +57,12 @@ class DedupLock:
             return False
         self._token = claim.token
         if self._look():
-            self._token = None  # stays locked, so that the next one need not look
+            self._token = None  # stays locked, so that the next caller need not call `seen`
             return False
         return True
 
     def release(self) -> bool:
-        """Release it if this very object has it; return whether it did. Never releases another's."""
+        """Release it if this object acquired it; return whether it did. Never releases another's lock."""
         token, self._token = self._token, None
         try:
             self._claims.abort(self._key, token)
@@ -77,7 +77,7 @@ class DedupLock:
         try:
             return self._was_seen()
         except BaseException:
-            with contextlib.suppress(StoreUnavailable):  # its own error matters more; the lock lapses
+            with contextlib.suppress(StoreUnavailable):  # the block's own error matters more; the lock lapses by itself
                 self.release()
             raise
 
@@ -139,5 +139,5 @@ class AsyncDedupLock:
 
 
 def _key(prefix: str, source_id: str) -> str:
-    """Return the key to lock; without an id it is empty, which is refused."""
+    """Return the key to lock; an empty id gives an empty key, which is refused."""
     return prefix + source_id if source_id and isinstance(source_id, str) else source_id

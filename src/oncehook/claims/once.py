@@ -140,7 +140,7 @@ class _Plan:
     def keep(self, held: Held, value: Any) -> Callable[[], Any]:
         """Set the result to be committed; return the function that then returns it, or raises.
 
-        The function has had its effect, so the commit comes first even when its result cannot be stored.
+        The function has had its effect, so the commit comes first, even if its result cannot be stored.
         """
         try:
             kept = _encode(value)
@@ -157,12 +157,12 @@ class _Plan:
             try:
                 return self._decoder.decode(kept)
             except (msgspec.ValidationError, TypeError, NotImplementedError):
-                pass  # not what the annotation says; the same bytes end here every time
+                pass  # does not fit the annotation: decode without it; the same bytes take this path each time
         return msgspec.json.decode(kept)
 
     @functools.cached_property
     def _decoder(self) -> msgspec.json.Decoder[Any] | None:
-        """Build a decoder for the annotated return type; None where there is none, or it cannot be decoded."""
+        """Build a decoder for the annotated return type; None without one, or for a type that JSON has not."""
         try:
             hints = get_type_hints(self._function)
             return msgspec.json.Decoder(hints["return"]) if "return" in hints else None
@@ -195,7 +195,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _module_of(function: Callable[..., Any]) -> str:
-    """Return the defining module, the same whether its file was started or imported."""
+    """Return the defining module's name, the same whether its file was run or imported."""
     if function.__module__ != "__main__":
         return function.__module__
     main = sys.modules["__main__"]

@@ -17,7 +17,15 @@ from psycopg import errors
 from oncehook.claims.client import SWEEP_ROWS, Ask, Row
 from oncehook.claims.connection import PerLoop, survive_forks
 from oncehook.errors import StoreError, StoreUnavailable
-from oncehook.store.postgres.connection import BlockingConnection, Connection, Database, is_alive
+from oncehook.store.postgres.connection import (
+    BlockingConnection,
+    BlockingStoreConnection,
+    Connection,
+    Database,
+    Settings,
+    StoreConnection,
+    is_alive,
+)
 
 CONNECTIONS: Final = 4
 """Connections of one process for each event loop, and for all its threads together."""
@@ -36,11 +44,12 @@ CREATE TABLE IF NOT EXISTS oncehook_claims (
 """
 INDEX: Final = "CREATE INDEX IF NOT EXISTS oncehook_claims_lapses_at ON oncehook_claims (lapses_at)"
 
-# Two that make the table at once: IF NOT EXISTS alone lets one of them fail. The lock ends with the transaction.
+# Two processes may create the table at once, and IF NOT EXISTS alone lets one of them fail. The lock ends with the
+# transaction.
 ALONE: Final = "SELECT pg_advisory_xact_lock(hashtext('oncehook.claims'))"
 
-# A claim of somebody else is "updated" to itself, so that this one statement always ends with the row as it really is:
-# a SELECT beside it would not see what was committed after the statement began.
+# Another's claim is "updated" to itself, so that this one statement always returns the row as it is now: a SELECT
+# beside it would not see what was committed after the statement began.
 CLAIM: Final = """
 INSERT INTO oncehook_claims AS held (namespace, key, done, token, payload, lapses_at)
 VALUES (%(namespace)s, %(key)s, false, %(token)s, %(payload)s, now() + %(span)s * interval '1 second')
@@ -83,19 +92,15 @@ FORGET: Final = """
 DELETE FROM oncehook_claims WHERE namespace = %(namespace)s AND key = %(key)s RETURNING lapses_at > now()
 """
 
-# A statement of its own, and never waiting for a row: together with a claim, two of them could wait for each other.
+# A statement of its own that never waits for a row: inside a claim's transaction, two sweeps could deadlock.
 SWEEP: Final = """
 DELETE FROM oncehook_claims WHERE ctid = ANY (ARRAY(
   SELECT ctid FROM oncehook_claims WHERE lapses_at <= now() ORDER BY lapses_at LIMIT %(rows)s FOR UPDATE SKIP LOCKED))
 RETURNING true
 """
 
-SETTLE: Final = """
-SELECT set_config('statement_timeout', '5s', false),
-  set_config('default_transaction_isolation', 'read committed', false),
-  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false),
-  set_config('search_path', coalesce(quote_ident(%(schema)s::text), current_setting('search_path')), false)
-"""
+SETTINGS: Final = {"statement_timeout": "5s", "default_transaction_isolation": "read committed"}
+DURABLE: Final = "SELECT current_setting('synchronous_commit') = 'off'"
 _WHEREVER: Final = "*"
 """A schema that was not named: the one that search_path leads to."""
 
@@ -154,7 +159,7 @@ class PostgresConnector:
         self._idle: list[BlockingConnection] = []
 
     def forget(self) -> None:
-        # to close an inherited connection would end the parent's
+        # closing an inherited connection would end the parent's
         _left_to_parent.extend(self._idle)
         self._begin()
 
@@ -188,8 +193,9 @@ class PostgresConnector:
                 return connection
             connection.close()
         try:
-            connection = psycopg.connect(self._place.conninfo, autocommit=True, prepare_threshold=None)
-            connection.execute(SETTLE, {"schema": _schema(self._place.schema)})
+            connection = BlockingStoreConnection.open(self._place, _settings(self._place), prepare_threshold=None)
+            if connection.execute(DURABLE).fetchone() == (True,):
+                connection.configure({"synchronous_commit": "on"})
         except psycopg.Error as error:
             raise _unavailable(error) from error
         return connection
@@ -248,10 +254,9 @@ class AsyncPostgresConnector:
                 return connection
             await connection.close()
         try:
-            connection = await psycopg.AsyncConnection.connect(
-                self._place.conninfo, autocommit=True, prepare_threshold=None
-            )
-            await connection.execute(SETTLE, {"schema": _schema(self._place.schema)})
+            connection = await StoreConnection.open(self._place, _settings(self._place), prepare_threshold=None)
+            if await (await connection.execute(DURABLE)).fetchone() == (True,):
+                await connection.configure({"synchronous_commit": "on"})
         except psycopg.Error as error:
             raise _unavailable(error) from error
         return connection
@@ -266,8 +271,8 @@ class AsyncPostgresConnector:
             return await (await connection.execute(request.statement.encode(), request.parameters)).fetchall()
 
 
-def _schema(name: str) -> str | None:
-    return None if name == _WHEREVER else name
+def _settings(place: Database) -> Settings:
+    return SETTINGS if place.schema == _WHEREVER or place.path is None else {**SETTINGS, "search_path": place.path}
 
 
 def _unavailable(error: psycopg.Error) -> StoreError:

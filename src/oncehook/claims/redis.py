@@ -135,8 +135,8 @@ class RedisConnector:
     """A pool of blocking connections. redis-py keeps it apart from that of a forked child by itself."""
 
     def __init__(self, url: str) -> None:
-        # Nothing is asked twice behind the caller's back: an `abort` whose answer was lost would then say ClaimLost.
-        # Connections that broke at rest are found when they are taken out of the pool.
+        # No retries by redis-py: an `abort` whose answer was lost would be sent again and answer ClaimLost. Idle
+        # connections that broke are found when they are taken from the pool.
         pool = _pool(redis.BlockingConnectionPool, url, Retry(NoBackoff(), 0))
         self._client = redis.Redis.from_pool(pool)
 

@@ -168,7 +168,7 @@ class SqliteConnector:
         survive_forks(self)
 
     def forget(self) -> None:
-        # SQLite forbids to use what was inherited, and even to close it
+        # SQLite forbids using an inherited connection, even closing it
         if self._connection is not None:
             _left_to_parent.append(self._connection)
             self._connection = None
@@ -185,7 +185,7 @@ class SqliteConnector:
             self._disconnect()
 
     def _open(self) -> sqlite3.Connection:
-        # A file that was deleted or replaced is another store, which all other processes use by now.
+        # A deleted or replaced file is another store, which all other processes use by now.
         if self._connection is not None and _identity(self._path) == self._file:
             return self._connection
         self._disconnect()
@@ -213,7 +213,7 @@ class AsyncSqliteConnector:
         survive_forks(self)
 
     def forget(self) -> None:
-        self._thread = None  # it exists in the parent only
+        self._thread = None  # the thread exists in the parent only
 
     async def ask(self, request: SqliteRequest) -> SqliteReply:
         if self._thread is None:
@@ -241,7 +241,7 @@ def _run(connection: sqlite3.Connection, request: SqliteRequest, boot: str) -> S
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit or roll back. Outside WAL even COMMIT may find the file busy, and then leaves the transaction open."""
+    """Commit or roll back. Outside WAL mode even COMMIT may find the file busy, which leaves the transaction open."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -282,8 +282,8 @@ def _make_file(path: Path) -> None:
     make_local_folder(path, instead="PostgreSQL or Redis")
     if path.exists():
         return
-    # Made under another name: to close a descriptor of the file itself would drop the locks that other connections of
-    # this process have on it by then.
+    # Created under another name: closing a descriptor of the file itself would drop the locks that other connections of
+    # this process hold on it.
     descriptor, made = tempfile.mkstemp(dir=path.parent, prefix=".oncehook-")
     os.close(descriptor)
     try:
@@ -321,7 +321,7 @@ def _names(connection: sqlite3.Connection) -> Iterator[str]:
 def _refuse_an_inbox(connection: sqlite3.Connection, path: Path) -> None:
     if "deliveries" in _names(connection):
         raise ConfigError(
-            f"{path} is an inbox's file, which one process writes.", hint="Give the claims a file of their own."
+            f"{path} is an inbox's file, which its owner alone writes.", hint="Give the claims a file of their own."
         )
 
 

@@ -50,7 +50,7 @@ COMMANDS: Final = {
     "completion": ("", "Print the script that completes commands in your shell."),
     "version": ("", "Print the version."),
 }
-"""Name: the module that holds it (and the function, where that is not called so), and its line in `--help`."""
+"""By name: the module (and the function, where it has another name), and the line in `--help`."""
 
 
 class _LazyGroup(click.Group):
@@ -65,7 +65,7 @@ class _LazyGroup(click.Group):
         return add_shared_options(command, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. A reader that has enough (`| head`) is no failure."""
+        """Run the command. A reader that closes the pipe early (`| head`) is no failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -74,7 +74,7 @@ class _LazyGroup(click.Group):
             return 0
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete from the table, so that no command is imported."""
+        """Complete command names from the table, so that no command is imported."""
         found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -118,7 +118,7 @@ def main(
 ) -> NoReturn:
     """Run the command line; an error of ours is one sentence and a hint, never a traceback.
 
-    Another program that calls it gives its own name, and defaults for the commands' options (click's default_map).
+    A program that wraps it gives its own name, and defaults for the commands' options (click's default_map).
     """
     voice.quiet = voice.verbose = False
     try:

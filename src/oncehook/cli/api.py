@@ -1,8 +1,8 @@
 """The JSON API as commands use it: every command that reads or acts asks through `Api`, and through nothing else.
 
 Three transports lead to it, and commands do not know which: HTTP to the server that is named (`--server`), HTTP
-to the process that writes this SQLite file, and, when no server is needed or runs, the same routes called in this
-process. A program that writes the file and serves no API can only be read; acts are refused then.
+to the server that owns this SQLite file, and, when no server is needed or runs, the same routes called in this
+process, as a client of whatever program owns the file. One that takes no clients can only be read beside.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PAGE_SIZE: Final = 200
 """Items that one page may have."""
 
 SETTLED: Final = 2.0
-"""Seconds after which the process that writes a file has its address, has ended, or is a program without one."""
+"""Seconds after which the process that owns a file has its address, has ended, or is a program without one."""
 
 TOKEN_ENV: Final = "ONCEHOOK_TOKEN"  # noqa: S105 - the variable's name
 OTHER_STORE: Final = "A program's own store is found with --app module:inbox, another one by ONCEHOOK_STORE."
-"""A hint for when nothing names a store, and nothing is in the usual one."""
+"""A hint for when no store is named and the default one is empty."""
 
 _WRONG_USE: Final = frozenset({400, 401, 403, 405, 413})
 
@@ -71,7 +71,7 @@ class Unreachable(Failed):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The options that name a server, or the store that one writes."""
+    """The options that name a server, or the store that one owns."""
 
     config_file: Path | None = None
     app: str | None = None
@@ -79,13 +79,13 @@ class Where:
     token_env: str | None = None
 
     def connect(self) -> Transport:
-        """Return the transport for one command: to the process that writes a SQLite file, or else in this process."""
+        """Return the transport for one command: to the server that owns a SQLite file, or else in this process."""
         return self._connect(self._share_file)
 
     def connect_live(self, *, or_read: bool = False) -> Transport:
-        """Return the transport for a command that stays, which must not keep a SQLite file from a server.
+        """Return the transport for a long-running command, which must not keep a server from opening the SQLite file.
 
-        With `or_read` a store without a server is read; otherwise there is nothing to listen to.
+        With `or_read` a store without a server is opened for reading; without it, that raises Unreachable.
         """
         return self._connect(functools.partial(self._follow_file, or_read=or_read), needs_server=not or_read)
 
@@ -103,7 +103,7 @@ class Where:
         if inbox is not None:
             store, is_named = inbox.store, True
         else:
-            # Enough to find the store: an app that is not named here may have the rest.
+            # Enough to find the store; an app that is not named here may define the rest.
             settings = load(self.config_file, secrets=False, whole=False)
             store, is_named = open_store(settings.config.store), settings.where("store") != "default"
         if not isinstance(store, SqliteStore):
@@ -140,18 +140,17 @@ class Where:
         from oncehook.cli.transport import LocalTransport
 
         held = _holder(path)
-        for _ in range(5):
-            if held is not None:
-                break
-            try:
-                transport = LocalTransport(inbox or self._inbox())
-            except StoreHeld:  # another process was quicker
-                held = _holder(path)
-                continue
-            if not is_named and transport.is_empty():
-                say([f"nothing is kept in {path} yet. {OTHER_STORE}"], err=True)
-            return transport
-        return self._ask_holder(held) if held and held.address else self._read_file(path, inbox, held)
+        if held is not None and held.address:
+            return self._ask_holder(held)
+        if inbox is None:
+            inbox = self._inbox() if held is None else self._inbox_beside(path, held)
+        try:
+            transport = LocalTransport(inbox)
+        except StoreHeld:
+            return self._read_file(path, inbox, _holder(path))
+        if not is_named and transport.is_empty():
+            say([f"nothing is kept in {path} yet. {OTHER_STORE}"], err=True)
+        return transport
 
     def _follow_file(self, path: Path, inbox: Inbox | None, is_named: bool, *, or_read: bool) -> Transport:
         held = _holder(path)
@@ -161,7 +160,7 @@ class Where:
             return self._ask_holder(held)
         if or_read:
             return self._read_file(path, inbox, held)
-        raise Unreachable(f"Process {held.pid} writes {path}, and has no address to listen at.")
+        raise Unreachable(f"Process {held.pid} owns {path}, and has no address to listen at.")
 
     def _ask_holder(self, held: FileHolder) -> HttpTransport:
         from oncehook.cli.transport import HttpTransport
@@ -170,18 +169,20 @@ class Where:
 
     def _read_file(self, path: Path, inbox: Inbox | None, held: FileHolder | None) -> ReadOnlyTransport:
         from oncehook.cli.transport import ReadOnlyTransport
+
+        return ReadOnlyTransport(inbox or self._inbox_beside(path, held), held.pid if held else 0, path)
+
+    def _inbox_beside(self, path: Path, held: FileHolder | None) -> Inbox:
         from oncehook.inbox import Inbox
         from oncehook.settings import load
 
         pid = held.pid if held else 0
-        if inbox is None:
-            say([f"reading {path} beside process {pid}; what it defines is known with --app module:inbox"], err=True)
-            inbox = Inbox.from_config(load(self.config_file).config)  # not the development inbox: `serve` alone is that
-        return ReadOnlyTransport(inbox, pid, path)
+        say([f"using {path} beside process {pid}; what it defines is known with --app module:inbox"], err=True)
+        return Inbox.from_config(load(self.config_file).config)  # not the development inbox: `serve` alone is that
 
 
 def _holder(path: Path) -> FileHolder | None:
-    """Return the process that writes the file. Wait for one that has just begun: a command ends, a server listens."""
+    """Return the process that owns the file. Wait for one that has just begun: a command ends, a server listens."""
     from oncehook.store.sqlite.connection import holder
 
     for _ in range(round(SETTLED / 0.1)):
@@ -195,7 +196,7 @@ def _holder(path: Path) -> FileHolder | None:
 def _host(server: str) -> str:
     try:
         parts = urlsplit(server)
-        host, _ = parts.hostname or "", parts.port  # reading either may raise
+        host, _ = parts.hostname or "", parts.port  # either property may raise ValueError
         host.encode("idna")
     except ValueError:
         host = ""
@@ -208,12 +209,12 @@ def _host(server: str) -> str:
 
 
 def at(*parts: str) -> str:
-    """Return a path below the API's, each part quoted: an id or name stays one part, whatever it contains."""
+    """Return a path below the API's, with each part quoted, so that a slash in an id or a name separates nothing."""
     return "/".join(quote(part, safe="") for part in parts)
 
 
 class Api:
-    """The JSON API. The transport is chosen when the first question is asked; `with` closes it."""
+    """The JSON API. The transport is chosen at the first request; `with` closes it."""
 
     def __init__(self, where: Where) -> None:
         self._where = where
@@ -233,7 +234,7 @@ class Api:
         return self._transport
 
     def connect_live(self, *, or_read: bool = False) -> Transport:
-        """Connect anew for a command that stays: a server that was started again is found."""
+        """Connect anew for a long-running command, so that a restarted server is found."""
         return self._use(self._where.connect_live(or_read=or_read))
 
     def _use(self, transport: Transport) -> Transport:
@@ -250,12 +251,13 @@ class Api:
 
         if isinstance(held := self.transport, ReadOnlyTransport):
             raise Unreachable(
-                f"Process {held.pid} writes {held.path}, takes nothing from commands: they can only look beside it.",
-                hint="Act in that program: mount inbox.dashboard(…), or call inbox.admin. Or stop it, and ask again.",
+                f"Process {held.pid} owns {held.path}, and takes no clients: commands can only look beside it.",
+                hint="Stop it, and ask again; or use the version of oncehook that it uses.",
             )
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask on a terminal; elsewhere only --yes is a yes. Raise where it is no, or where acts are refused."""
+        """Ask on a terminal; elsewhere only --yes confirms. Raises where the answer is no, and where acts are
+        refused."""
         self.check_may_act()
         if yes:
             return
@@ -271,7 +273,7 @@ class Api:
         return self.check(self._ask("GET", path, {})).body
 
     def pages(self, path: str, *, most: int | None = None, **parameters: object) -> Iterator[dict[str, Any]]:
-        """Yield the items of a list, page after page; without `most`, all of them."""
+        """Yield the items of a list across pages: all of them, or at most `most`."""
         left, cursor = most, None
         while left is None or left > 0:
             size = PAGE_SIZE if left is None else min(PAGE_SIZE, left)
@@ -283,7 +285,7 @@ class Api:
                 return
 
     def post(self, path: str, body: Mapping[str, object] | None = None, *, key: str | None = None) -> dict[str, Any]:
-        """Do one act. With a key it is tried again when the answer is lost: the server does it once (R47)."""
+        """Do one act. With a request key, retry when the answer is lost: the server does it once (R47)."""
         headers = {"content-type": "application/json"}
         if key is not None:
             headers["idempotency-key"] = key

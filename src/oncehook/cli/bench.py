@@ -35,7 +35,7 @@ SUBJECTS: Final = 500
 HANDLERS: Final = 200
 ALONE: Final = 50
 PAUSE: Final = 0.02
-"""Seconds between two events that come alone."""
+"""Seconds between two single events."""
 SYNCS: Final = 200
 SIZE: Final = 2048
 SECRET: Final = b"the-secret-of-the-benchmark"
@@ -74,7 +74,7 @@ def bench(store: str | None, folder: Path | None, seconds: float, as_json: bool)
 
 @contextmanager
 def _throw_away(store: str | None, folder: Path | None) -> Iterator[tuple[str, Path | None]]:
-    """Yield a store of our own, and its folder where that is on this machine; remove it at the end."""
+    """Yield a temporary store, and its folder if it is on this machine; remove it at the end."""
     if store is None:
         with tempfile.TemporaryDirectory(prefix="oncehook-bench-", dir=folder) as made:
             yield f"sqlite:{made}/bench.db", Path(made)
@@ -90,7 +90,7 @@ def _throw_away(store: str | None, folder: Path | None) -> Iterator[tuple[str, P
 
 @dataclass
 class _Handled:
-    """The number of handled events, and when the first and the last came."""
+    """The number of handled events, and the moments of the first and the last."""
 
     first: float = 0.0
     last: float = 0.0
@@ -108,7 +108,7 @@ def _inbox(url: str, handled: _Handled) -> Inbox:
     from oncehook import Event, Inbox
 
     inbox = Inbox(url)
-    # A slow disk is to be measured, and no reason to give up.
+    # A slow disk is to be measured, so nothing times out.
     inbox.source("bench", verify=VERIFY, secret=SECRET, key=["$.id"], subject="$.subject", budget="1m")
 
     @inbox.on("bench", concurrency=HANDLERS)
@@ -154,7 +154,7 @@ async def _take_in(url: str, traffic: _Traffic, seconds: float) -> dict[str, Any
         with Progress("intake", BAR) as bar:
 
             async def sender() -> None:
-                sent = began  # each sends one, however late it begins
+                sent = began  # every sender sends at least one event, however late it begins
                 while sent - began < seconds:
                     receipt = await inbox.receive("bench", *traffic.next())
                     if receipt.outcome != "accepted":
@@ -183,7 +183,7 @@ async def _work_off(url: str, events: int) -> dict[str, Any]:
 
 
 async def _one_by_one(url: str, traffic: _Traffic) -> dict[str, Any]:
-    """Send one event at a time; measure until it is answered, and until its handler is called."""
+    """Send one event at a time; measure the time until its reply and until its handler is called."""
     handled = _Handled()
     inbox = _inbox(url, handled)
     answered, begun = [], []

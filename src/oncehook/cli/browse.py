@@ -58,7 +58,7 @@ def events(api: Api, query: tuple[str, ...], limit: int, everything: bool, as_js
     """
     found = api.pages("events", most=None if everything else limit, query=" ".join(query))
     if as_json:
-        # Printed as they come: the reader may stop early, or be slow.
+        # Printed page by page: the reader may stop early, or be slow.
         say(json_line(one) for one in found)
         return 0
     rows = [_event_row(one) for one in found]
@@ -226,7 +226,7 @@ def _level(name: str, level: float) -> str:
 # -- show --------------------------------------------------------------------------------------
 
 _SKEW: Final = timedelta(seconds=5)
-"""How far the clocks of receiver and store may be apart."""
+"""The furthest that the clocks of receiver and store may be apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def _body_at(event_id: str, arrival: str | None) -> str:
 
 
 def _event_of_arrival(api: Api, id: str) -> str:
-    """Return the event that began with this arrival, whose number it has. Stores have no index of later arrivals."""
+    """Return the event of its first arrival, which has the same number. Stores have no index of later arrivals."""
     event_id, came = f"evt_{id.partition('_')[2]}", show_moment(_moment_of(id), "seconds")
     try:
         api.get(at("events", event_id))
@@ -294,7 +294,7 @@ def _event_of_arrival(api: Api, id: str) -> str:
 
 
 def _delivery_of_attempt(api: Api, attempt_id: str) -> dict[str, Any]:
-    """Find an attempt's delivery: both ids begin alike, with the moment the event came."""
+    """Find an attempt's delivery: both ids begin with the moment at which the event arrived."""
     digits = attempt_id.partition("_")[2].replace("-", "")
     came = _moment_of(attempt_id)
     query = f"since:{show_moment(came - _SKEW)} until:{show_moment(came + _SKEW)}"
@@ -307,13 +307,13 @@ def _delivery_of_attempt(api: Api, attempt_id: str) -> dict[str, Any]:
 
 
 def _moment_of(id: str) -> datetime:
-    """Return the moment that an id begins with. Raises Misused."""
+    """Return the time that an id begins with. Raises Misused."""
     digits = id.partition("_")[2].replace("-", "")
     try:
         came = datetime.fromtimestamp(int(digits[:12], 16) / 1000, UTC)
     except (ValueError, OverflowError):
         raise Misused(f"{text(id)} is no id.") from None
-    return min(came, datetime.max.replace(tzinfo=UTC) - _SKEW)  # so that a moment after it exists
+    return min(came, datetime.max.replace(tzinfo=UTC) - _SKEW)  # leaves room for a later moment
 
 
 def _show_event(api: Api, event_id: str, parts: _Parts, as_json: bool) -> int:
@@ -397,7 +397,7 @@ def _differences(arrivals: Sequence[Mapping[str, Any]], body: bytes, others: Map
 
 
 def _diff(before: Sequence[str], after: Sequence[str], around: int) -> list[str]:
-    """Return a coloured diff with so many lines around each change; with none, without line numbers."""
+    """Return a coloured diff with `around` lines of context; with 0, without line numbers."""
     import difflib  # only here: --help must not wait for it
 
     colors = {"+": "green", "-": "red", "@": "cyan"}

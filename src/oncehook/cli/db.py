@@ -1,6 +1,6 @@
 """`oncehook db`: the store itself: its schema, what it keeps, a copy of it, and what to do after a restore.
 
-These commands open the store in this process. A running server keeps a SQLite file for itself, and prunes by itself.
+These commands open the store in this process, on SQLite as a client of whatever process owns the file.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def _store(config: Config) -> Store:
 
 @asynccontextmanager
 async def _open_store(config: Config, *, migrate: bool) -> AsyncIterator[Store]:
+    from oncehook.store.base import CommandObserver
+
     store = _store(config)
     try:
-        await store.open(migrate=migrate)
+        await store.open(CommandObserver(), migrate=migrate)
         yield store
     finally:
         await store.close()
@@ -67,7 +69,7 @@ async def _migrate(store: Store) -> tuple[SchemaState, SchemaState]:
     try:
         before = await store.schema_state()
         if before.current == before.target:
-            return before, before  # nothing to write, so a server that holds the store is not in the way
+            return before, before  # nothing to migrate, so it does not matter that a server holds the store
         with Progress(f"applying {count(len(before.pending), 'migration')}") as bar:
             opening = asyncio.ensure_future(store.open(migrate=True))
             while not opening.done():
@@ -188,8 +190,10 @@ def mark_restored(config_file: Path | None, yes: bool) -> None:
 
 async def _end_leases(config: Config, yes: bool) -> int:
     async with _open_store(config, migrate=config.migrate) as store:
-        # A process that has opened a SQLite file for writing is alone with it: its workers are those of the backup.
-        workers = [] if store.engine is Engine.sqlite else await store.workers()
+        # Who is alone with a file has no workers beside it: those it reads of are those of the backup.
+        workers = [] if store.is_alone else await store.workers()
+        if store.embedded and not store.is_alone:
+            raise ConfigError(f"Process {store.owner} and others have the store open.", hint="Stop all of them first.")
         if workers and not yes:
             seen = "workers have" if len(workers) > 1 else "worker has"
             raise ConfigError(

@@ -42,14 +42,14 @@ from oncehook.human import count, show_duration
 from oncehook.private import open_private
 
 POLL: Final = 0.3
-"""Seconds between two looks at a replay that is waited for."""
+"""Seconds between two polls of a running replay."""
 
 # -- replay ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The deliveries that the command line names, and the way they are to be replayed."""
+    """The deliveries that the command line names, and the options of their replay."""
 
     ids: tuple[str, ...]
     query: str
@@ -79,11 +79,11 @@ class Selection:
 
     @property
     def _is_replay(self) -> bool:
-        """Tell whether a replay is named, which means its dead deliveries."""
+        """Tell whether a replay is named: its dead deliveries are selected then."""
         return any(one.startswith("rpl_") for one in self.ids)
 
     def check(self) -> None:
-        """Refuse a selection of nothing, or of a replay and something beside it."""
+        """Refuse an empty selection, and a replay together with anything else."""
         if not self.ids and not self.query.strip():
             raise click.UsageError("What? Name events or deliveries by their ids, or give a --query.")
         if self._is_replay and len(self.ids) > 1:
@@ -127,8 +127,12 @@ def replay(
     Shows what would happen, then asks. Live traffic goes first, and order within a subject is kept.
     """
     selection = Selection(**options)
+    if act == "list":
+        found = list(api.pages("replays", most=50))
+        head = ("id", "state", "created", "planned", "done", "dead", "skipped", "by", "what")
+        return answer({"items": found}, table(head, map(_replay_row, found)), as_json=as_json)
     if act is not None:
-        return _list_replays(api, as_json) if act == "list" else _change_replays(api, selection.ids, act, as_json)
+        return _change_replays(api, selection.ids, act, as_json)
     selection.check()
     plan = api.post("replays/plan", selection.body())
     if dry_run:
@@ -149,15 +153,16 @@ def replay(
 
 
 def _start(api: Api, selection: Selection, plan: Mapping[str, Any], reason: str, request_key: str | None) -> str:
-    """Start the replay. A random key makes one replay of a request whose answer was lost (R47).
+    """Start the replay. A random request key lets a request whose answer was lost be sent again (R47).
 
-    With the caller's key the request must be the same each time, whatever the plan says by then.
+    With --request-key the request must be the same each time, so it contains the selection instead of a plan.
     """
     key = request_key or clock.random_bytes(16).hex()
     is_single = selection.ids and plan["total"] == 1 and not request_key
     one = selection.delivery or (plan["sample"][0]["id"] if is_single else None)
     if one is not None:
-        # At once, not behind live traffic; and one that was replayed a moment ago is refused, instead of left out.
+        # At once, ahead of bulk replays; a delivery that was replayed a moment ago is an error here, and skipped in
+        # bulk.
         options = {"force": selection.force, "fresh_id": selection.fresh_id, "reason": reason}
         made = api.post(at("deliveries", one, "replay"), options, key=key)
     else:
@@ -212,12 +217,6 @@ def _change_replays(api: Api, ids: Sequence[str], act: str, as_json: bool) -> in
     return answer(
         {"items": changed}, (join_columns(one["id"], state(one["state"])) for one in changed), as_json=as_json
     )
-
-
-def _list_replays(api: Api, as_json: bool) -> int:
-    found = list(api.pages("replays", most=50))
-    head = ("id", "state", "created", "planned", "done", "dead", "skipped", "by", "what")
-    return answer({"items": found}, table(head, map(_replay_row, found)), as_json=as_json)
 
 
 def _replay_row(replay: Mapping[str, Any]) -> list[str]:
@@ -313,7 +312,7 @@ def dead(api: Api, destination: str | None, as_json: bool) -> int:
 @asks_api
 def discard(api: Api, query: tuple[str, ...], reason: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Close all dead letters that match QUERY, without replay. They can still be replayed later."""
-    # A plan fixes what it has shown: what dies while the question is on the screen is not closed.
+    # Only what the plan has shown is closed: what dies while the question is on the screen stays open.
     plan = api.post("replays/plan", {"query": " ".join([*query, "status:dead"])})
     if dry_run:
         return answer({"matching": plan["total"], "query": plan["query"]}, [str(plan["total"])], as_json=as_json)
@@ -391,7 +390,7 @@ def erase(api: Api, subject: str, source: str | None, reason: str, dry_run: bool
 
 
 def _erase_all(api: Api, request: Mapping[str, object], total: int) -> dict[str, Any]:
-    """Ask until nothing is left: one request erases a bounded number."""
+    """Repeat the request until nothing is left: one request erases a limited number."""
     sums: Counter[str] = Counter()
     with Progress("erasing", total) as bar:
         while True:
@@ -418,12 +417,12 @@ def _erasure_lines(found: Mapping[str, Any]) -> list[str]:
 
 MOST_KEYS: Final = 1000
 MOST_BYTES: Final = 48 * 1024
-"""Of one batch: the API takes 64 KB."""
+"""Bytes of one batch: the API takes 64 KB."""
 
 LONGEST: Final = 4096
 
 Row = tuple[int, Sequence[str]]
-"""The number of a line, and the parts of its key; none where one is empty."""
+"""The number of a line, and the parts of its key; no parts where one is empty."""
 
 
 @click.group("import")
@@ -458,7 +457,8 @@ def import_keys(
     """
     counts = {"read": 0, "new": 0, "known": 0, "skipped": 0}
     sample: list[str] = []
-    with Progress("importing", _size(file), "bytes") as bar:
+    size = file.seek(0, io.SEEK_END) - file.seek(0) if file.seekable() else None
+    with Progress("importing", size, "bytes") as bar:
         rows = _read_rows(_decode_lines(file, bar), kind or _format_of(file), columns)
         for batch in _batches(rows, counts):
             sample += [" | ".join(parts) for parts in batch[: 5 - len(sample)]]
@@ -492,10 +492,6 @@ def _batches(rows: Iterator[Row], counts: dict[str, int]) -> Iterator[list[Seque
         size += weight
     if batch:
         yield batch
-
-
-def _size(file: IO[bytes]) -> int | None:
-    return None if not file.seekable() else file.seek(0, io.SEEK_END) - file.seek(0)
 
 
 def _decode_lines(file: IO[bytes], bar: Progress) -> Iterator[str]:
@@ -598,7 +594,7 @@ def export(api: Api, query: tuple[str, ...], output: Path | None, encoding: str)
             event = api.get(at("events", listed["id"]))
             if encoding != "none":
                 event |= _encode_body(api.raw(at("events", listed["id"], "body")), encoding)
-            # In ASCII: half of a surrogate pair in untrusted text must not end the export.
+            # In ASCII: half of a surrogate pair in untrusted text must not stop the export.
             click.echo(json.dumps(event), file=file)
             bar.add(1)
     say([f"exported {count(bar.done, 'event')}"], err=True)
@@ -607,11 +603,11 @@ def export(api: Api, query: tuple[str, ...], output: Path | None, encoding: str)
 
 @contextlib.contextmanager
 def _open_output(output: Path | None) -> Iterator[IO[str] | None]:
-    """Open the output; None is stdout. A new file is readable by its owner only, because bodies are in it."""
+    """Open the output; None means stdout. A new file is readable by its owner only, because it holds bodies."""
     if output is None or str(output) == "-":
         yield None
         return
-    is_device = output.exists() and not output.is_file()  # /dev/stdout or a pipe: nothing is kept
+    is_device = output.exists() and not output.is_file()  # /dev/stdout or a pipe is no file that we create
     descriptor = os.open(output, os.O_WRONLY) if is_device else open_private(output, os.O_WRONLY | os.O_CREAT)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         if not is_device:

@@ -39,7 +39,7 @@ class Voice:
 
     @property
     def log_level(self) -> str | None:
-        """Return the level that -q or -v ask for; None leaves it to the settings."""
+        """Return the log level of -q or -v; None for that of the settings."""
         return "debug" if self.verbose else "warning" if self.quiet else None
 
 
@@ -47,7 +47,7 @@ voice: Final = Voice()
 
 
 def add_shared_options(command: click.Command, *names: str) -> click.Command:
-    """Give a command, called by these names, and those below it -q, -v and a variable for each option."""
+    """Add -q, -v and an environment variable for each option to a command and its subcommands."""
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
             add_shared_options(below, *names, name)
@@ -65,7 +65,7 @@ def _add_voice(command: click.Command) -> None:
         ("-q", "quiet", "Data and errors only."),
         ("-v", "verbose", "Say more; trace errors."),
     ):
-        if f"--{name}" not in present:  # a command may have its own, or have been loaded before
+        if f"--{name}" not in present:  # a command may have its own, or has them already
             flag = [short, f"--{name}"]
             command.params.append(
                 click.Option(flag, is_flag=True, expose_value=False, callback=_set_voice(name), help=about)
@@ -78,7 +78,7 @@ def _set_voice(name: str) -> Callable[[click.Context, click.Parameter, Any], Non
 
 def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
     if option.is_flag and not option.is_bool_flag:
-        return  # --abort and the like are acts, and no settings
+        return  # --abort and the like are acts, not settings
     if option.envvar is None:
         longest = max(option.opts, key=len)
         words = [] if longest in SHARED else list(names)
@@ -96,11 +96,11 @@ class Setup(NamedTuple):
     """The settings with the inbox's own store."""
     origin: str
     development: bool = False
-    """There were no settings: every preset under its own name, from this machine only."""
+    """True without any settings: every preset under its own name, for this machine only."""
 
 
 def build_setup(app: str | None, config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
-    """Build the inbox that --app or else the settings name; without either, the development inbox.
+    """Build the inbox of --app or the settings; without either, the development inbox.
 
     `flags` take precedence over the settings.
     """
@@ -180,5 +180,5 @@ def address_of(server: ServerConfig) -> str:
 
 
 def loopback(address: str) -> str:
-    """Replace the address that means every interface by the loopback one, which accepts the local token."""
+    """Replace an address that means every interface by the loopback one, from which the local token is accepted."""
     return address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")

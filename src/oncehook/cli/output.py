@@ -1,6 +1,6 @@
 """Printed answers: aligned tables, fields, moments and a progress bar; untrusted text cannot move the cursor.
 
-Commands hand in the API's own fields and print the lines that come back. Colour is click's: on a terminal only, never
+Commands hand in the API's own fields and print the lines that come back. Click adds colour: on a terminal only, never
 with NO_COLOR.
 """
 
@@ -65,18 +65,18 @@ def json_line(value: object) -> str:
 
 
 def text(value: object, widest: int = WIDEST) -> str:
-    """Print untrusted text on one line: nothing in it moves the cursor (S35), and it is cut where it is long."""
+    """Format untrusted text as one line of limited length; nothing in it moves the cursor (S35)."""
     shown = plain("" if value is None else str(value))
     return shown if len(shown) <= widest else f"{shown[: widest - 1]}…"
 
 
 def moment(value: str | None) -> str:
-    """Print the API's moment as a query takes it: UTC, to the second."""
+    """Format the API's time as a query takes it: UTC, to the second."""
     return show_moment(datetime.fromisoformat(value), "seconds") if value else ""
 
 
 def next_moment(value: str | None) -> str:
-    """Print a moment to come, with the time until then."""
+    """Format a time to come, and how long it is until then."""
     if not value:
         return ""
     left = (datetime.fromisoformat(value) - clock.now_utc()).total_seconds()
@@ -88,12 +88,12 @@ def state(word: str, note: str | None = None) -> str:
 
 
 def show_counts(numbers: Mapping[str, int], words: Iterable[str] | None = None) -> str:
-    """Print the numbers that are not zero: `3 done, 1 dead`."""
+    """Format the counts that are not zero: `3 done, 1 dead`."""
     return ", ".join(f"{numbers[word]:,} {word}" for word in words or numbers if numbers.get(word))
 
 
 def readable(body: bytes, *, sort: bool = False) -> list[str]:
-    """Print an untrusted body: JSON indented, other text as it is, bytes as hexadecimal. `sort` orders JSON's keys."""
+    """Format an untrusted body: JSON indented, other text as is, bytes as hexadecimal. `sort` orders JSON's keys."""
     try:
         decoded = body.decode()
     except UnicodeDecodeError:
@@ -109,7 +109,7 @@ def readable(body: bytes, *, sort: bool = False) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> list[str]:
-    """Align rows below a head, or without one where it is empty."""
+    """Align rows below a header, which may be empty."""
     lines = [*([[click.style(name, dim=True) for name in head]] if head else []), *rows]
     widths = [max(len(click.unstyle(entry)) for entry in column) for column in zip(*lines, strict=True)]
     return [indent + _pad(row, widths) for row in lines]
@@ -121,12 +121,12 @@ def _pad(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def fields(pairs: Mapping[str, str], indent: str = "") -> list[str]:
-    """Print names and values below one another, without those that are empty."""
+    """Format names and values line by line, without empty ones."""
     return table((), [(click.style(name, dim=True), value) for name, value in pairs.items() if value], indent)
 
 
 def join_columns(*parts: str) -> str:
-    """Print the parts that are not empty, as columns of one line."""
+    """Join the parts that are not empty as columns of one line."""
     return "  ".join(part for part in parts if part)
 
 
@@ -157,11 +157,11 @@ class Progress:
         self.clear()
 
     def add(self, more: int = 0) -> None:
-        """Count so much more as done; 0 only shows that the work goes on."""
+        """Add to what is done; 0 redraws the bar."""
         self.reach(self.done + more)
 
     def reach(self, done: int, total: int | None = None) -> None:
-        """Set how much is done, and the total if that is known by now."""
+        """Set how much is done, and the total where it is known by now."""
         self.done = done
         self._total = total or self._total
         if clock.perf() - self._drawn >= self.PAUSE:

@@ -12,20 +12,16 @@ import gc
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import webbrowser
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from oncehook.cli.api import check_known
 from oncehook.cli.options import Setup, build_setup, config_option, voice
 from oncehook.cli.output import say
 from oncehook.errors import ConfigError, OncehookError
@@ -50,6 +46,9 @@ log_level_option = click.option(
 @config_option
 @click.option("--host", help="Address to listen on (default: 127.0.0.1).")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on (default: 4020; 0: any).")
+@click.option(
+    "--receivers", type=click.IntRange(1, 64), help="Processes that take arrivals in (default: 1, the server itself)."
+)
 @click.option("--no-worker", is_flag=True, help="Receive only; a worker elsewhere does the work.")
 @click.option("--no-ui", is_flag=True, help="No dashboard; the API stays.")
 @click.option("--reload", is_flag=True, help="Start again when a Python file below this folder or the settings change.")
@@ -60,6 +59,7 @@ def serve(
     config_file: Path | None,
     host: str | None,
     port: int | None,
+    receivers: int | None,
     no_worker: bool,
     no_ui: bool,
     reload: bool,
@@ -69,7 +69,9 @@ def serve(
     """Receive hooks, keep them, and deliver them, as oncehook.toml and APP (module:inbox) define it."""
     level = log_level or voice.log_level
     if reload:
-        values = {"--config": config_file, "--host": host, "--port": port, "--log-level": level}
+        values = {
+            "--config": config_file, "--host": host, "--port": port, "--receivers": receivers, "--log-level": level,
+        }  # fmt: skip
         flags = {"--no-worker": no_worker, "--no-ui": no_ui, "--quiet": voice.quiet}
         arguments = [*([app] if app else []), *(name for name, is_set in flags.items() if is_set)]
         arguments += [f"{name}={value}" for name, value in values.items() if value is not None]
@@ -78,7 +80,9 @@ def serve(
     from oncehook.settings.values import is_loopback
 
     # As flags of the settings, so that the checks see the address that is really listened on (S28).
-    settings = {"server.host": host, "server.port": port, "server.log_level": level}
+    settings = {
+        "server.host": host, "server.port": port, "server.receivers": receivers, "server.log_level": level,
+    }  # fmt: skip
     setup = _build(app, config_file, settings)
     if setup.development and not is_loopback(setup.config.server.host):
         raise ConfigError("Without settings, serve listens on this machine only.", hint="Write an oncehook.toml first.")
@@ -88,6 +92,8 @@ def serve(
 
 
 def _build(app: str | None, config_file: Path | None, settings: Mapping[str, object]) -> Setup:
+    gc.disable()  # until `_freeze_objects`: hardly anything that a start makes is garbage
+
     from oncehook.traces import find_traces
 
     setup = build_setup(app, config_file, settings)
@@ -107,21 +113,30 @@ async def _serve(setup: Setup, restart: Restart, *, work: bool, ui: bool, browse
                 supervisor.reloading() if restart.is_wanted else supervisor.stopping()
 
             def ready(address: str, link: str | None) -> None:
-                _freeze_objects()
+                freeze_objects()
                 _greet(setup, address, link)
                 supervisor.ready(f"receiving on {address}")
                 restart.ready()
                 if browse and link:
+                    import webbrowser
+
                     webbrowser.open(link)
 
             await setup.inbox.store.note_settings(setup.origin, setup.loaded.digests())
-            await serve_inbox(setup.inbox, setup.config.server, ui=ui, on_ready=ready, on_stop=stopping)
+            await serve_inbox(
+                setup.inbox,
+                setup.config.server,
+                ui=ui,
+                on_ready=ready,
+                on_stop=stopping,
+                receiver_command=[sys.executable, "-m", "oncehook.cli.receiver", restart.arguments],
+            )
 
 
-def _freeze_objects() -> None:
-    """Exempt all loaded objects from garbage collection, whose pauses were half of the slowest answers under load."""
-    gc.collect()
+def freeze_objects() -> None:
+    """Exempt all loaded objects from garbage collection: its pauses caused half of the slowest answers under load."""
     gc.freeze()
+    gc.enable()
 
 
 def _greet(setup: Setup, address: str, link: str | None) -> None:
@@ -153,6 +168,8 @@ def worker(
     app: str | None, config_file: Path | None, only: Sequence[str], log_level: str | None, **options: Any
 ) -> None:
     """Deliver what waits, for the destinations of oncehook.toml and of APP (module:inbox)."""
+    from oncehook.cli.api import check_known
+
     settings = {"server.log_level": log_level or voice.log_level}
     setup = _build(app, config_file, settings)
     known = setup.inbox.destinations
@@ -171,7 +188,8 @@ async def _work(
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        """Stop in order. A second signal finds Python's handler again and ends at once, which is safe too."""
+        """Stop in order. A second signal meets Python's own handler and ends the process at once, which is safe,
+        too."""
         stop.set()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
@@ -181,7 +199,7 @@ async def _work(
     running = setup.inbox.running(work=True, only=only, concurrency=concurrency)
     with restart.on_hangup():
         async with supervise() as supervisor, running, _probes(setup, listen):
-            _freeze_objects()
+            freeze_objects()
             names = ", ".join(only or setup.inbox.destinations)
             say([f"oncehook worker ready for {names}"], err=True)
             supervisor.ready(f"working for {names}")
@@ -201,7 +219,7 @@ def _probes(setup: Setup, listen: str | None) -> contextlib.AbstractAsyncContext
 
 
 async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Wait until one of them ends, and cancel the others."""
+    """Wait until one of these ends, and cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
@@ -222,16 +240,16 @@ _CHECK: Final = (
 class Restart:
     """A restart on SIGHUP of a process that runs on these settings.
 
-    A process of its own reads the settings first, as the next start would. What is wrong with them is printed there,
-    and this process goes on as it was; otherwise it stops as for SIGTERM, and becomes the next one under the same id.
-    On a terminal the signal means that the terminal is gone: then it only stops.
+    A separate process reads the settings first, as the next start would. If they are wrong, it prints why and this
+    process goes on; otherwise this process stops as for SIGTERM, and becomes the next one under the same id. On a
+    terminal the signal means that the terminal is gone: then it only stops.
     """
 
     def __init__(self, app: str | None, config_file: Path | None, settings: Mapping[str, object]) -> None:
         self.is_wanted = False
         """Start again when everything has stopped."""
         self._is_ready = self._is_stopping = self._came_early = False
-        self._arguments = json.dumps([app, config_file and str(config_file), dict(settings)])
+        self.arguments = json.dumps([app, config_file and str(config_file), dict(settings)])
         self._check: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
@@ -247,23 +265,23 @@ class Restart:
             loop.remove_signal_handler(signal.SIGHUP)
 
     def ready(self) -> None:
-        """Accept the signal from now on: SIGTERM stops everything in order. One that came earlier counts now."""
+        """Accept the signal from now on. An earlier one counts now."""
         self._is_ready = True
         if self._came_early:
             self._on_signal()
 
     def stopping(self) -> None:
-        """Note that everything stops. A second call means that somebody wants an end, and no restart."""
+        """Note that everything stops. A second call cancels the restart."""
         self.is_wanted = self.is_wanted and not self._is_stopping
         self._is_stopping = True
 
     def run(self, main: Coroutine[None, None, None], inbox: Inbox) -> None:
-        """Run the process's whole life; then become the next one, if that was asked for."""
+        """Run the process until it ends; then restart it, if that was requested."""
         import uvloop
 
         async def whole() -> None:
             await main
-            if inbox.left_behind:  # a coroutine that cannot be cancelled would hold up the loop's end
+            if inbox.left_behind:  # a coroutine that cannot be cancelled would block the loop's end
                 self._end(inbox)
 
         uvloop.run(whole())
@@ -291,7 +309,7 @@ class Restart:
             self._check = asyncio.create_task(self._check_and_stop(), name="oncehook-hangup")
 
     async def _check_and_stop(self) -> None:
-        program = [sys.executable, "-c", _CHECK, self._arguments]
+        program = [sys.executable, "-c", _CHECK, self.arguments]
         check = await asyncio.create_subprocess_exec(*program, stdin=asyncio.subprocess.DEVNULL)
         if await check.wait():
             log.error("settings.refused")
@@ -320,8 +338,8 @@ STOP_SECONDS: Final = 40.0
 def _serve_reloading(arguments: Sequence[str], settings: Sequence[Path], *, at_first: Sequence[str]) -> int:
     """Run `serve` in a process of its own, started anew when a watched file changes; return its last exit code.
 
-    Watched are the Python files below this folder and the settings. The old process ends in order before the next one
-    starts, so that a SQLite store is free again. One that ends by itself starts again with the next change.
+    Watches the Python files below this folder and the settings. The old process ends before the next one starts, so
+    that a SQLite store is free again. One that ends by itself starts again with the next change.
     """
     stop = _StopSignals()
     before = modification_times(Path.cwd(), settings)
@@ -355,7 +373,7 @@ def _stop_server(process: subprocess.Popen[bytes]) -> int:
 
 
 class _StopSignals:
-    """The signals to stop: the first is remembered, a second goes straight to the server."""
+    """The stop signals: the first is remembered, a second goes straight to the server."""
 
     def __init__(self) -> None:
         self.came = False
@@ -369,7 +387,7 @@ class _StopSignals:
         self.came = True
 
     def wait(self, process: subprocess.Popen[bytes], seconds: float) -> None:
-        """Let time pass while this process runs."""
+        """Wait while this process runs."""
         self._process = process
         threading.Event().wait(seconds)
 
@@ -377,7 +395,7 @@ class _StopSignals:
 def modification_times(folder: Path, settings: Sequence[Path]) -> Mapping[Path, int]:
     found = {}
     for path in [*_python_files(folder), *settings]:
-        with contextlib.suppress(OSError):  # gone again, or not there yet
+        with contextlib.suppress(OSError):  # removed again, or not created yet
             found[path] = path.stat().st_mtime_ns
     return found
 
@@ -405,18 +423,21 @@ def _python_files(folder: Path) -> Iterator[Path]:
 def demo(seconds: float | None, rate: float, port: int | None, no_open: bool) -> None:
     """Run a living inbox until Ctrl-C, in a folder that is removed at the end. With -v, a line for every arrival and
     every attempt."""
+    import shutil
+    import tempfile
+
     import uvloop
 
     from oncehook.demo.running import free_port, run
 
     free = free_port(port)
-    # A browser in the terminal would take the terminal away: a screen is needed, and somebody in front of it.
+    # A text browser would take over the terminal: a screen is needed, and somebody in front of it.
     has_screen = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     browse = not no_open and has_screen and sys.stderr.isatty()
     folder = Path(tempfile.mkdtemp(prefix="oncehook-demo-"))
     try:
         uvloop.run(run(folder, seconds, rate, free, browse=browse, verbose=voice.verbose))
-    except (KeyboardInterrupt, asyncio.CancelledError):  # before there was anything to stop
+    except (KeyboardInterrupt, asyncio.CancelledError):  # nothing was running yet
         click.echo(err=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -120,7 +120,7 @@ def _post(url: str, arrival: Arrival, as_json: bool) -> int:
 
 
 def _outcome(fields: dict[str, Any], body: bytes) -> str:
-    """Print the answer in a line: the event, or how many of a batch were new, or why it was refused."""
+    """Format the answer as a line: the event, how many of a batch were new, or the reason for a rejection."""
     if fields.get("event_ids"):
         words = ("accepted", "duplicates", "conflicts")
         return f"{first_id(fields)}   " + ", ".join(f"{fields[word]} {word}" for word in words if fields.get(word))
@@ -141,7 +141,7 @@ def _list_samples(sources: Mapping[str, Source], *, others: bool) -> int:
 
 
 SKEW: Final = timedelta(seconds=30)
-"""How far the clocks of this machine and of the inbox may be apart."""
+"""The furthest that the clocks of this machine and of the inbox may be apart."""
 
 
 @click.command("forward")
@@ -186,7 +186,7 @@ def _sent_line(sent: Mapping[str, Any]) -> str:
 
 
 class Relay:
-    """A sender of each new event, once, signed with a secret that is made once for the source and stays the same."""
+    """A relay that sends each new event once, signed with a secret that stays the same for each source."""
 
     def __init__(self, api: Api, source: str, url: str, types: Iterable[str], timeout: float) -> None:
         from oncehook.http_client.urls import read_url
@@ -201,7 +201,7 @@ class Relay:
         self._sent: set[str] = set()
 
     def send(self, moment: Moment) -> Iterator[dict[str, Any]]:
-        """Send the new events of this moment; yield how each was answered."""
+        """Send the new events of one arrival; yield the answer to each."""
         kind, fields = moment
         if kind != "arrival" or fields.get("source") != self._source or fields["outcome"] == "rejected":
             return
@@ -223,7 +223,7 @@ class Relay:
         yield {"event_id": event_id, "type": event["type"], **self._post(self._build_arrival(event, body))}
 
     def _is_wanted(self, event: Mapping[str, Any]) -> bool:
-        """Tell whether an event is new, which of a batch not all are, and of a wanted type."""
+        """Tell whether an event is of a wanted type, and new: a batch may contain duplicates."""
         is_new = datetime.fromisoformat(event["received_at"]) >= self._since
         return is_new and (not self._types or any(fnmatch.fnmatchcase(event["type"], one) for one in self._types))
 

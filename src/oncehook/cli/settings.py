@@ -73,7 +73,7 @@ def check(app: str | None, config_file: Path | None, as_json: bool, without_secr
             summary = _summary(loaded.config.source, loaded.config.destination, loaded.config.route)
     except ConfigError as error:
         return _refuse(error, as_json)
-    if not (app or as_json):  # loading an app prints them
+    if not (app or as_json):  # an app logs these when it is loaded
         warn(loaded.warnings)
     found = " and ".join([*([app] if app else []), *([str(loaded.origin)] if loaded.origin else [])])
     facts = {"ok": True, "origin": _origin(loaded), "problems": [], "warnings": list(loaded.warnings)}
@@ -185,7 +185,7 @@ def _ask_origins() -> tuple[str, ...]:
 
 
 def _check_page(text: str) -> None:
-    """Refuse a page that `oncehook config check` would refuse, secrets aside."""
+    """Refuse a page that `oncehook config check` would refuse for other reasons than missing secrets."""
     from oncehook.settings import load
 
     with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +241,11 @@ def _store_lines(store: str) -> list[str]:
             "The store's address holds a password, which does not belong into this file.",
             hint="Write it without, and set PGPASSWORD, or the whole address as ONCEHOOK_STORE.",
         )
-    about = "# one file, one process that writes it" if store.startswith("sqlite") else "# any number of processes"
+    about = (
+        "# one file, any number of processes on this machine"
+        if store.startswith("sqlite")
+        else "# any number of processes"
+    )
     return [f"store = {_quote(store)}   {about}"]
 
 
@@ -356,7 +360,7 @@ def _limits(expires: str | None, sources: str | None, no_payloads: bool) -> dict
 LEAST_FREE: Final = 256 << 20
 """Bytes of free disk below which the check fails."""
 REACH_SECONDS: Final = 3.0
-"""How long a destination has to accept a connection."""
+"""Seconds that a destination has to accept a connection."""
 
 
 @click.command("doctor")
@@ -477,7 +481,7 @@ def _examine_file(store: Store) -> list[Check]:
             "Make room; a full disk means 503.",
         ),
         Check("library", True, old or "SQLite is recent enough", "Use a newer Python or SQLite.", warning=bool(old)),
-        Check("writer", True, f"process {held.pid} {held.address}".strip() if held else "nobody writes it now"),
+        Check("owner", True, f"process {held.pid} {held.address}".strip() if held else "nobody has it open"),
         Check("clock", True, f"this machine says {clock.now_utc():%Y-%m-%d %H:%M:%S} UTC"),
     ]
 

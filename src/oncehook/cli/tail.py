@@ -2,7 +2,7 @@
 
 `open_feed` returns the feed for `tail` and `forward`: `StreamFeed` reads the server's stream on a thread of its own and
 connects again when it ends; `PollFeed` compares the latest events and deliveries once a second, where no server is
-named and the store is PostgreSQL, or a program writes the SQLite file and serves no API.
+named and the store is PostgreSQL, or a program owns the SQLite file and serves no API.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from oncehook.cli.transport import HttpTransport
 
 Moment = tuple[str, dict[str, Any]]
-"""Its kind (arrival, attempt, watermark, dropped; lost and back: the connection itself), and its fields."""
+"""Its kind (arrival, attempt, watermark, dropped; lost and back for the connection itself), and its fields."""
 
 CONNECTION: Final = ("lost", "back", "dropped")
-"""Kinds of moments that are about the connection, and always shown."""
+"""Kinds of moments about the connection, which are always shown."""
 
 RECONNECT_AFTER: Final = (0.5, 1.0, 2.0, 5.0)
-"""Seconds before each try to connect again; the last one holds from then on."""
+"""Seconds before each try to reconnect; the last value repeats."""
 
 POLL_EVERY: Final = 1.0
 MOST_POLLED: Final = 1000
-"""Events that may have come between two looks; of more, the oldest are passed over."""
+"""Events between two polls; beyond that the oldest are skipped."""
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ MOST_POLLED: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class MomentFilter:
-    """The moments to show. A field that names nothing lets all of them through."""
+    """A filter of moments. An empty field lets all of them through."""
 
     sources: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def _print(feed: Feed, is_wanted: MomentFilter, as_json: bool) -> None:
 
 
 def moment_line(kind: str, fields: Mapping[str, Any], at: datetime) -> str:
-    """Print a moment in a line, by this machine's clock."""
+    """Format a moment as a line, by this machine's clock."""
     if kind in CONNECTION:
         columns = [_connection(kind, fields)]
     else:
@@ -137,7 +137,7 @@ def _arrival(fields: Mapping[str, Any]) -> list[str]:
 
 
 def first_id(fields: Mapping[str, Any]) -> str:
-    """Print the event's id, or of a batch the first and how many more there are."""
+    """Format the event's id; for a batch, the first id and how many more there are."""
     ids = fields.get("event_ids")
     return f"{ids[0]} and {len(ids) - 1} more" if ids else str(fields.get("event_id", ""))
 
@@ -188,7 +188,7 @@ _COLUMNS: Final = {"arrival": _arrival, "attempt": _attempt, "watermark": _water
 
 class Feed(Protocol):
     def take(self, seconds: float) -> list[Moment]:
-        """Return what has happened since the last call; wait so long for the first moment."""
+        """Return what has happened since the last call; wait up to `seconds` for the first moment."""
 
 
 def open_feed(api: Api) -> Feed:
@@ -202,7 +202,7 @@ class StreamFeed:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._waiting: queue.SimpleQueue[Moment] = queue.SimpleQueue()
-        lines = self._listen()  # here, so that a wrong address or token ends the command
+        lines = self._listen()  # here, so that a wrong address or token ends the command at once
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
 
     def take(self, seconds: float) -> list[Moment]:
@@ -246,7 +246,7 @@ class StreamFeed:
 
 
 def decode_events(lines: Iterator[bytes]) -> Iterator[Moment]:
-    """Decode moments from server-sent events. Other lines are passed over."""
+    """Decode moments from server-sent events. Skips other lines."""
     kind, data = "", b""
     for line in lines:
         name, _, value = line.partition(b": ")
@@ -295,7 +295,7 @@ class PollFeed:
         ]
 
     def _attempts(self) -> list[Moment]:
-        """Return the last attempts of those latest deliveries that had another one a second ago."""
+        """Return the last attempts of those deliveries that have made one within the last second."""
         latest = self._api.get("deliveries", limit=200)["items"]
         now = {one["id"]: (one["status"], one["run"], one["attempts"]) for one in latest}
         before, self._before = self._before, now
@@ -307,7 +307,7 @@ class PollFeed:
 
 def _attempt_before(before: dict[str, tuple[str, int, int]], delivery: dict[str, Any]) -> tuple[int, int] | None:
     status, run, attempts = before.get(delivery["id"], ("", 0, 0))
-    # While it was leased, that attempt was counted already; it is shown when it has ended.
+    # A leased delivery counts the attempt that runs now; that attempt is shown when it has ended.
     return None if status == "leased" else (run, attempts)
 
 
@@ -334,19 +334,19 @@ HELP: Final = "j k move   enter show   r replay   o open   q quit"
 
 
 class Screen:
-    """A list that grows at its end, and single keys to move and act. It follows the newest until a line is chosen.
+    """A list that grows at its end, with keys to move and act. It scrolls to the newest until a line is chosen.
 
-    The terminal is read key by key and drawn anew when something has changed. No single key replays: it asks first.
+    The terminal is read key by key and redrawn on change. A replay needs a second key to confirm it.
     """
 
     def __init__(self, api: Api, feed: Feed, is_wanted: Callable[[Moment], bool]) -> None:
         self._api, self._feed, self._is_wanted = api, feed, is_wanted
         self._rows: deque[tuple[dict[str, Any], str]] = deque(maxlen=KEPT)
         self._chosen: int | None = None
-        """Counted from the newest; None: the newest, whichever that is."""
+        """Position counted from the newest; None follows the newest."""
         self._message = ""
         self._plan: dict[str, Any] | None = None
-        """The replay to confirm with y."""
+        """The replay that y confirms."""
         self._event: list[str] = []
 
     def run(self) -> None:
@@ -367,11 +367,11 @@ class Screen:
         for kind, fields in new:
             self._rows.append((fields, moment_line(kind, fields, clock.now_utc())))
         if self._chosen is not None:
-            self._chosen = min(self._chosen + len(new), len(self._rows) - 1)  # the same line stays chosen
+            self._chosen = min(self._chosen + len(new), len(self._rows) - 1)  # the same event stays chosen
         return bool(new)
 
     def press(self, key: str) -> None:
-        """Act on a key. A failure becomes the line at the bottom."""
+        """Act on a key. An error becomes the line at the bottom."""
         plan, self._plan, self._message = self._plan, None, ""
         try:
             if plan is not None:
@@ -444,7 +444,7 @@ class Screen:
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
         drawn = "\x1b[K\r\n".join(self.lines(size.columns, size.lines))
-        if os.environ.get("NO_COLOR"):  # the chosen line stays reversed, which is no colour
+        if os.environ.get("NO_COLOR"):  # the chosen line is shown in reverse, also without colours
             for code in (*range(30, 38), *range(90, 98), 2):
                 drawn = drawn.replace(f"\x1b[{code}m", "")
         sys.stdout.write(f"\x1b[H{drawn}\x1b[K")
@@ -452,7 +452,7 @@ class Screen:
 
 
 def _cut(line: str, width: int) -> str:
-    """Return a line that fits. Where it has to be cut, its colours go too."""
+    """Cut a line to the screen's width; a line that is cut loses its colours."""
     bare = click.unstyle(line)
     return line if len(bare) <= width else bare[: width - 1] + "…"
 
@@ -473,7 +473,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 def _read_keys() -> Sequence[str]:
-    """Return the keys pressed since the last look. A terminal that is gone ends the list, as q does."""
+    """Return the keys pressed since the last call. A terminal that is gone ends the list, like q."""
     keyboard = sys.stdin.fileno()
     if not select.select([keyboard], [], [], 0)[0]:
         return ()

@@ -1,6 +1,6 @@
 """Transports to the JSON API: HTTP to a server, or the same routes called in this process.
 
-Beside a process that writes a SQLite file and serves no API, the routes are called on the file, opened for reading.
+Beside a process that owns a SQLite file and takes no clients, the routes are called on the file, opened for reading.
 Only `api` imports this module, when the first question is asked: it imports nearly everything.
 """
 
@@ -10,20 +10,21 @@ import asyncio
 import http.client
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from oncehook import samples
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Filter
-from oncehook.store.base import NameIds
+from oncehook.store.base import CommandObserver, NameIds
 from oncehook.store.sqlite import SqliteStore
 
 Headers = Mapping[str, str]
+T = TypeVar("T")
 
 TIMEOUT: Final = 60.0
 """Seconds for one answer; on a stream, for its next sign of life."""
@@ -36,11 +37,12 @@ class ApiResponse:
 
 
 class Transport(Protocol):
-    is_alone: bool
-    """Nobody else can be at work on this store."""
+    @property
+    def is_alone(self) -> bool:
+        """True where nobody else can be at work on this store."""
 
     def ask(self, method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
-        """Make one request. Raises OSError when nobody answers."""
+        """Make one request. Raises OSError when there is no answer."""
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -60,7 +62,7 @@ class HttpTransport:
         return ApiResponse(response.status, response.body)
 
     def listen(self, target: str) -> tuple[ApiResponse, Iterator[bytes]]:
-        """Return a response that does not end: its lines as they come. Raises OSError, also when it is cut off."""
+        """Return the lines of an endless response as they come. Raises OSError, also when it is cut off."""
         parts = urlsplit(self._address)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT)
@@ -103,24 +105,39 @@ def _lines(connection: http.client.HTTPConnection, response: http.client.HTTPRes
 class LocalTransport:
     """A transport that calls the routes in this process: the store is open for as long as the command runs.
 
-    The inbox is not started: its sweep would prune, and would notify of a crossed watermark where nobody reads it.
+    The inbox is not started: its sweep would prune, and would announce a crossed watermark where nobody sees it.
     """
 
     def __init__(self, inbox: Inbox) -> None:
-        self.is_alone = not inbox.store.shared
         logging.getLogger("oncehook").addHandler(logging.NullHandler())
         self._store = inbox.store
-        self._runner = asyncio.Runner()
+        # On a thread: while a person thinks about a question, other processes may need what this one owns.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="oncehook-command", daemon=True)
+        self._thread.start()
         try:
-            self._runner.run(self._open(inbox))
+            self._run(self._open(inbox))
         except BaseException:
-            self._runner.close()
+            self._end()
             raise
         self._app = _routes(inbox)
 
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end(self) -> None:
+        self._run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def is_alone(self) -> bool:
+        return self._store.is_alone
+
     async def _open(self, inbox: Inbox) -> None:
         # A command that only reads must not change the schema under running workers.
-        await inbox.store.open(migrate=False)
+        await inbox.store.open(CommandObserver(), migrate=False)
         try:
             _number(inbox, await inbox.store.register_names(inbox.sources, inbox.destinations))
         except BaseException:
@@ -128,31 +145,32 @@ class LocalTransport:
             raise
 
     def is_empty(self) -> bool:
-        return not self._runner.run(self._store.find_events(Filter(), limit=1)).items
+        return not self._run(self._store.find_events(Filter(), limit=1)).items
 
     def ask(self, method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
-        return self._runner.run(_call(self._app, method, target, headers, body))
+        return self._run(_call(self._app, method, target, headers, body))
 
     def sleep(self, seconds: float) -> None:
-        self._runner.run(asyncio.sleep(seconds))
+        threading.Event().wait(seconds)
 
     def close(self) -> None:
-        with self._runner:
-            self._runner.run(self._store.close())
+        try:
+            self._run(self._store.close())
+        finally:
+            self._end()
 
     def __str__(self) -> str:
         return "this process"
 
 
 class ReadOnlyTransport(LocalTransport):
-    """A local transport beside a process that writes the SQLite file and has no address: only reads are answered.
+    """A local transport beside a process that owns the SQLite file and takes no clients: only reads are answered.
 
-    Nothing is written to the file, and its log is left alone, also by the last process that closes it.
+    It does not write to the file, nor checkpoint its log, even as the last process to close it.
     """
 
     def __init__(self, inbox: Inbox, pid: int, path: Path) -> None:
         super().__init__(inbox)
-        self.is_alone = False
         self.pid, self.path = pid, path
 
     async def _open(self, inbox: Inbox) -> None:
@@ -170,7 +188,7 @@ class ReadOnlyTransport(LocalTransport):
 
 
 def _number(inbox: Inbox, numbers: NameIds) -> None:
-    """Set the ids of sources and destinations; 0 for a name that the store does not know."""
+    """Assign the store's ids to sources and destinations; 0 for a name that the store does not know."""
     for source in inbox.sources.values():
         source.id = numbers.sources.get(source.name, 0)
     for destination in inbox.destinations.values():

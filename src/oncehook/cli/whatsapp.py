@@ -69,7 +69,7 @@ def _exit_code(error: OncehookError) -> int:
         return 2
     if not isinstance(error, SendFailed) or error.status is not None:
         return 1
-    # There was no answer: either nothing was sent, because it could not be right, or nobody is there.
+    # There was no answer: an invalid message was never sent, or nobody is there.
     return 2 if error.category is Category.permanent else 3
 
 
@@ -81,7 +81,7 @@ Draft = Message | Callable[[Sender], Awaitable[Message]]
 
 
 def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
-    """Make a sending command of a function that returns a message, or a function that builds one with the sender."""
+    """Turn a function that returns a message (or a function of the sender that does) into a command that sends it."""
 
     @click.option(
         "--retry",
@@ -107,7 +107,7 @@ def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
 
 
 def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:
-    """Give a command the options of every message in a chat; the function takes them as `**chat`."""
+    """Add the options of every message in a chat to a command; its function takes them as `**chat`."""
 
     @click.option("--reply-to", metavar="ID", help="The message that this one answers.")
     @click.option("--delay", type=click.IntRange(0), metavar="MS", default=0, help="Show us writing first (Evolution).")
@@ -121,7 +121,7 @@ def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:
 
 
 def _uses_sender(command: Callable[..., Work]) -> Callable[..., int]:
-    """Make a command of a function that returns the work to do with an open sender, which options name."""
+    """Turn a function that returns work for an open sender into a command with the options that name the sender."""
 
     @config_option
     @click.option("--destination", metavar="NAME", envvar=f"{_ENV}DESTINATION", help="The sender of these settings.")
@@ -133,7 +133,7 @@ def _uses_sender(command: Callable[..., Work]) -> Callable[..., int]:
         settings = {key: options.pop(key) for key in ("api", *_PLAIN)}
         if voice.verbose:
             set_up_logging("debug")
-        else:  # the result is on stdout or stderr already
+        else:  # the result is printed anyway, so nothing is logged
             logging.getLogger("oncehook").addHandler(logging.NullHandler())
         try:
             if destination is not None:
@@ -176,10 +176,10 @@ def _from_options(settings: Mapping[str, str | None], *, allow_private: bool) ->
     if api is None:
         raise ConfigError("Which API?", hint="Say --destination NAME, or --api meta, evolution-api or evolution-go.")
     known: dict[str, Any] = {key: value for key, value in settings.items() if value} | {"api": api}
-    for key in _SECRET:  # never an option: every user of the machine can read those
+    for key in _SECRET:  # never an option: every user of the machine can read the options of a process
         if os.environ.get(variable := _ENV + key.upper()):
             known[key] = Secret.from_env(variable)
-    if "base_url" not in known:  # a key of theirs is for their server, and for no other
+    if "base_url" not in known:  # a key from Evolution's own variables is for their server only
         known = _of_others(api) | known
     if named_proxy(os.environ, known.get("instance") or known.get("phone_number_id")):
         known.setdefault("proxy", "env")
@@ -199,11 +199,11 @@ _OTHERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "api_key": ("EVOLUTION_GO_KEY",),
     },
 }
-"""Variables that people have from other programs, read where ours are not set."""
+"""Variables of other programs, read where ours are not set."""
 
 
 def _api_of_others() -> str | None:
-    """Return the one API whose address those variables hold; None where there are two."""
+    """Return the API whose address Evolution's own variables hold; None where both are set."""
     named = [api for api, variables in _OTHERS.items() if os.environ.get(variables["base_url"][0])]
     return named[0] if len(named) == 1 else None
 

@@ -1,7 +1,8 @@
-"""FastAPI and Starlette: the inbox's life around the application's own, and arrivals in a route of one's own.
+"""FastAPI and Starlette: the inbox's lifespan around the application's own, and arrivals in the application's own
+routes.
 
-Most need neither: `FastAPI(lifespan=inbox.lifespan)` and `app.mount("/hooks", inbox.asgi())` do it all. `lifespan` is
-for an application that has one already; `received` is a dependency for a route that needs what was received.
+Most need neither: `FastAPI(lifespan=inbox.lifespan)` and `app.mount("/hooks", inbox.asgi())` are enough. `lifespan` is
+for an application that has one already; `received` is a dependency for a route that works with what was received.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def lifespan(inbox: Inbox, own: Lifespan, *, work: bool = True) -> Lifespan:
 class Answered(HTTPException):
     """A request that is answered already: rejected, deferred, a handshake, or of an ignored type.
 
-    `app.add_exception_handler(Answered, answer)` sends the documented body. Without it status and headers are right,
-    and the framework writes the body.
+    `app.add_exception_handler(Answered, answer)` sends the documented body. Without it, status and headers are right,
+    but the body is the framework's.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -76,7 +77,7 @@ def response(reply: Reply) -> Response:
 
 @dataclass(slots=True)
 class Received:
-    """An arrival that is genuine and kept: its first copy, or a later one."""
+    """A genuine arrival that is stored, or a copy of one."""
 
     arrival: Arrival
     receipt: Receipt
@@ -88,11 +89,11 @@ class Received:
 
     @property
     def event_ids(self) -> list[str]:
-        """Return the events it made, or the existing ones with its keys."""
+        """Return the ids of the events it made, or of the existing ones with its keys."""
         return self.receipt.event_ids
 
     def json(self) -> Any:
-        """Parse the body as JSON, by the same parser that found the key. Raises ValueError for anything else."""
+        """Parse the body as JSON, by the parser that found the key. Raises ValueError."""
         return payload.parse(self.arrival.body)
 
     def response(self) -> Response:
@@ -144,7 +145,7 @@ def _arrival(request: Request, source: Source) -> Arrival:
 
 
 async def _body(request: Request, cap: int) -> bytes:
-    """Read the whole body; hold never more than `cap` bytes and one chunk (R7)."""
+    """Read the whole body; never hold more than `cap` bytes and one chunk (R7)."""
     check_length(request.scope["headers"], cap)
     parts: list[bytes] = []
     size = 0

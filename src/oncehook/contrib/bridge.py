@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures.thread  # its own end must be registered before ours, which then comes first
+import concurrent.futures.thread  # registers its exit function before ours, which therefore runs first
 import contextlib
 import logging
 import os
@@ -32,13 +32,13 @@ log = logging.getLogger("oncehook.bridge")
 T = TypeVar("T")
 
 PATIENCE: Final = 10.0
-"""Seconds that attempts under way get when the process ends."""
+"""Seconds that running attempts get when the process ends."""
 
 AGAIN: Final = 1.0
 """Seconds after which a failed start is retried; until then its error is raised at once."""
 
 Read = Callable[[int], bytes]
-"""A function that reads at most so many bytes of a request's body; nothing at its end."""
+"""A function that reads at most so many bytes of a request's body; empty at its end."""
 
 
 class Bridge:
@@ -47,7 +47,7 @@ class Bridge:
     def __init__(self, inbox: Inbox, *, work: bool | None = None) -> None:
         """Run `inbox`; with `work` this process also makes attempts, by default on SQLite only."""
         self.inbox = inbox
-        self._work = not inbox.store.shared if work is None else work
+        self._work = inbox.store.embedded if work is None else work
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,7 +107,7 @@ class Bridge:
         await self.inbox.stop(PATIENCE)
 
     def stop(self) -> None:
-        """Commit what was received and close the store for good; also done when the process ends."""
+        """Commit what was received and close the store for good. Runs by itself when the process ends."""
         with self._turn:
             self._has_stopped = True
             loop, self._loop = self._loop, None
@@ -118,7 +118,7 @@ class Bridge:
             self._thread.join()
 
     def _forget(self) -> None:
-        # in the child of a fork the parent's thread and loop do not exist, and its lock may be held for ever
+        # a forked child has neither the thread nor the loop, and the lock may be held for ever
         self._turn = threading.Lock()
         self._has_forked = self._has_forked or self._thread is not None
         self._thread = self._loop = self._end = None
@@ -151,20 +151,20 @@ class Bridge:
     def receive(
         self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
     ) -> Receipt:
-        """Do what `Inbox.receive` does, for a view of one's own. Never raises: the receipt has the answer."""
+        """Receive like `Inbox.receive`, in a view of one's own. Never raises: the receipt holds the reply."""
         arrival = Arrival(source, build.as_headers(headers), body, query, "POST", "", peer)
         return self._receive(self.inbox.sources.get(source), arrival)
 
     def answer(self, arrival: Arrival, read: Read) -> Reply:
         """Answer one request at the URL of a source.
 
-        `arrival.source` is that part of the URL, and need not be a source's name. The body is read here, and never
-        more of it than any source allows.
+        `arrival.source` is that part of the URL, which may name no source. Reads the body, up to the largest that any
+        source allows.
         """
         source = next((one for one in self.inbox.sources.values() if one.path == arrival.source), None)
         if source is not None:
             arrival.source = source.name
-            if source.path != source.name:  # an unguessable path is not for the store (S25)
+            if source.path != source.name:  # an unguessable path must not be stored (S25)
                 arrival.path = arrival.path.replace(source.path, source.name, 1)
         arrival.path = quote(arrival.path)
         try:
@@ -187,7 +187,7 @@ class Bridge:
 
     def _call_receiver(self, source: Source | None, answer: Callable[[Receiver], Reply]) -> Reply:
         async def call() -> Reply:
-            return answer(self.inbox.receiver)  # on its loop: the inbox has another one before it is started
+            return answer(self.inbox.receiver)  # called on the bridge's loop, because `start` replaces the receiver
 
         try:
             return self.call(call())
@@ -216,7 +216,7 @@ def check_length(headers: Headers, cap: int) -> None:
 
 
 def read_body(headers: Headers, read: Read, cap: int) -> bytes:
-    """Read the whole body; stop at the cap, whatever its Content-Length."""
+    """Read the whole body, up to the cap, whatever its Content-Length says."""
     check_length(headers, cap)
     parts: list[bytes] = []
     left = cap + 1
@@ -229,7 +229,7 @@ def read_body(headers: Headers, read: Read, cap: int) -> bytes:
 
 
 def put_off(source: Source | None, error: OncehookError) -> Reply:
-    """Log our own error, and answer the sender to try again."""
+    """Log an error of our own, and return a reply that makes the sender try again."""
     fields = {"code": error.code, "error": str(error), "hint": error.hint}
     ration.log(log, logging.ERROR, "bridge.failed", fields, kind=error.code)
     return try_again(source)
@@ -251,5 +251,5 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-# At `atexit` it is too late: by then Python has closed the threads that the store needs to close itself.
+# `atexit` is too late: by then Python has ended the threads that the store needs for closing.
 getattr(threading, "_register_atexit", atexit.register)(_stop_all)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CRASH_TOLERANCE: Final = 3
-"""Crashes of the process that are not held against a delivery: its code runs elsewhere."""
+"""Crashes of the process that do not count against a delivery: its code runs elsewhere."""
 
 _SOONEST, _LATEST = 0.05, 1.0
 """Shortest and longest seconds between two polls of a task."""
@@ -109,7 +109,7 @@ class CeleryDestination:
         if self._finished:
             self._check_backend()
         self._threads = ThreadPoolExecutor(self.terms.concurrency, thread_name_prefix=f"oncehook-{self.name}")
-        # Our own connections: Celery's retry for ever, and would send the task long after the timeout.
+        # Own connections: those of Celery retry for ever, and would send the task long after the timeout.
         once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
         connection = self._app.connection_for_write(transport_options=once)
         self._connections = connection.Pool(self.terms.concurrency)
@@ -148,7 +148,7 @@ class CeleryDestination:
 
     async def _run_task(self, lease: Lease, task_id: str) -> Result:
         if lease.delivery.attempt > 1:
-            # Of an attempt whose end nobody saw, or that failed: the result is under the same id.
+            # An earlier attempt that failed, or whose end nobody saw, has left its result under the same id.
             earlier = await self._in_thread(self._app.backend.get_task_meta, task_id)
             if earlier["status"] == "SUCCESS":
                 return Result(evidence=kept_result(earlier["result"]))
@@ -189,13 +189,13 @@ class CeleryDestination:
 
 
 def task_id_of(lease: Lease) -> str:
-    """Return the delivery's id; of a replay with its run, so that the first run's result does not count."""
+    """Return the delivery's id; for a replay, with the run, so that the first run's result does not count."""
     own = str(lease.delivery.id)
     return own if lease.delivery.run == 1 else f"{own}.{lease.delivery.run}"
 
 
 def _build_arguments(lease: Lease) -> dict[str, Any]:
-    """Build the argument of the task from plain values, for any serializer."""
+    """Build the task's argument from plain values, which any serializer can encode."""
     fields: dict[str, Any] = {
         "id": str(lease.event.id),
         "source": lease.event.source,

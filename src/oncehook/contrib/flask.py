@@ -1,7 +1,7 @@
 """Flask: a blueprint that receives hooks, and one for the dashboard; the inbox runs beside the application (`bridge`).
 
-`init_app(inbox, app)` is all most need. On PostgreSQL the application may run in any number of processes, and the work
-is done by `oncehook worker app:inbox`; on SQLite it is one process, which does the work too.
+`init_app(inbox, app)` is all most need. The application may run in any number of processes. On PostgreSQL the work is
+done by `oncehook worker app:inbox`; on SQLite these processes do it, too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def blueprint(bridge: Bridge, name: str = "oncehook") -> flask.Blueprint:
     """Build the blueprint that receives hooks."""
     made = flask.Blueprint(name, __name__)
 
-    # What follows the name (Evolution's /messages-upsert) belongs to the sender.
+    # A sub-path (Evolution's /messages-upsert) is not part of the name.
     @made.route("/<source>", methods=METHODS)
     @made.route("/<source>/<path:rest>", methods=METHODS)
     def receive(source: str, rest: str = "") -> flask.Response:

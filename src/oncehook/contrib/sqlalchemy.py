@@ -31,7 +31,7 @@ Handler = Callable[..., Any]
 _lent: Final[ContextVar[Any]] = ContextVar("oncehook_lent")
 """The connection that the next `connect` of this thread or task returns."""
 
-# A commit or rollback of the session's is one of its savepoint: the transaction is the store's.
+# The session's commit or rollback ends its savepoint only: the transaction is the store's.
 _JOIN: Final = "create_savepoint"
 
 
@@ -103,7 +103,7 @@ def _on_the_loop(handler: Handler, make: Callable[..., Any] | None) -> Handler:
 
 
 def _declare_tx(handle: Handler) -> Handler:
-    """Set our own signature, which `inbox.on` reads, instead of the wrapped handler's."""
+    """Set a signature with `tx`, which `inbox.on` reads, instead of the wrapped handler's."""
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("event", "tx")]
     handle.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return handle
@@ -186,7 +186,7 @@ def in_session(write: Callable[[Session], object]) -> Effect:
 @cache
 def _sqlite_engine() -> sqlalchemy.Engine:
     engine = sqlalchemy.create_engine("sqlite://", creator=lambda: _lent.get(), poolclass=NullPool)
-    # SQLAlchemy inspects its first connection, pragmas included: let that be an empty one.
+    # SQLAlchemy inspects its first connection with pragmas, so we give it an empty database first.
     token = _lent.set(sqlite3.connect(":memory:"))
     try:
         engine.connect().close()
@@ -196,7 +196,7 @@ def _sqlite_engine() -> sqlalchemy.Engine:
 
 
 class _EffectConnection:
-    """The writer of a commit function, with the interface of a connection of sqlite3."""
+    """The writer of a commit function, in the shape of a sqlite3 connection."""
 
     def __init__(self, effect: Any) -> None:
         self._effect = effect
@@ -206,7 +206,7 @@ class _EffectConnection:
         return _Cursor(self._effect)
 
     def check(self) -> None:
-        """Refuse a rollback of the session, which has undone nothing: the transaction is not its own."""
+        """Refuse the session's rollback, which undid nothing: the transaction is the store's."""
         if not self._is_open:
             raise ConfigError(
                 "A commit function cannot roll back: its session's transaction is the store's.",
@@ -227,7 +227,7 @@ class _EffectConnection:
 
 
 class _Cursor:
-    """A cursor that is opened by its first statement."""
+    """A cursor that opens at its first statement."""
 
     arraysize = 1
 

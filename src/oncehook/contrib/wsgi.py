@@ -75,7 +75,7 @@ def dashboard(
 
 
 def _scope(environ: WSGIEnvironment) -> Scope:
-    """Build the ASGI scope of a request. Each character of WSGI's paths is one byte (`as_bytes`)."""
+    """Build a request's ASGI scope. In WSGI's paths each character is one byte (`as_bytes`)."""
     root = _text(environ.get("SCRIPT_NAME", "")).rstrip("/")
     peer = environ.get("REMOTE_ADDR")
     return {
@@ -112,7 +112,7 @@ def _headers(environ: WSGIEnvironment) -> Headers:
 
 
 def _body(headers: Headers, environ: WSGIEnvironment) -> bytes:
-    """Read the body up to its Content-Length: beyond, a server may wait for the next request."""
+    """Read the body up to its Content-Length: reading on could wait for the next request."""
     length = environ.get("CONTENT_LENGTH") or "0"
     left = int(length) if length.isdigit() and len(length) < 19 else 0
 

@@ -1,7 +1,7 @@
 """The run of the demo: an hour of history, then server and traffic, and a summary at the end.
 
-The history is made in a moment, of real arrivals and real attempts: the clock is set back by an hour and moved on step
-by step, so charts, retries and dead letters are there at the first look. Then the clock is right again.
+The history consists of real arrivals and attempts, made in a moment: the clock is set back by an hour and moved forward
+step by step, so that charts, retries and dead letters are there from the start. Then the clock is right again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from oncehook.web.server import listen, serve_inbox
 
 PORT: Final = 4020
 STOP_SECONDS: Final = 0.5
-"""Seconds for which attempts may go on when the demo is stopped: nothing is kept anyway."""
+"""Seconds for which attempts may go on when the demo stops; nothing is kept anyway."""
 
 STEP: Final = 20.0
 """Seconds of history that pass at once: about as long as a retry waits."""
@@ -41,11 +41,11 @@ ACTS: Final = range(2, 7)
 EXPIRES: Final = 48
 """The minute in which the CRM's key expires."""
 MOST_POLLS: Final = 1000
-"""Polls, a millisecond apart, after which a step ends although work is left."""
+"""Polls, a millisecond apart, after which a step ends even if work is left."""
 
 
 def free_port(wanted: int | None) -> int:
-    """Return the port to listen on; refuse a taken one before the history is made."""
+    """Return the port to listen on; refuse one that is in use before the history is made."""
     try:
         listen("127.0.0.1", PORT if wanted is None else wanted).close()
     except OSError as error:
@@ -59,8 +59,9 @@ async def run(folder: Path, seconds: float | None, rate: float, port: int, *, br
     """Give the shop a history, then serve it until a signal comes. `browse` opens the dashboard."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # until the server handles it
-    set_up_logging("critical")  # the dashboard shows the history, not the log
+    # until the server installs its own handler
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    set_up_logging("critical")  # people watch the dashboard, not the log
     with Shop(folder) as shop:
         await _make_history(shop)
         await _serve(shop, seconds, rate, port, browse=browse, verbose=verbose)
@@ -82,7 +83,7 @@ class _PastClock:
         clock.forward(seconds)
 
     async def pace(self, seconds: float) -> None:
-        """Work for so long as a handler. Others work at the same time, so the clock moves by a part of it."""
+        """Let a handler's time pass. Handlers run at once, so the clock moves by a part of it only."""
         await asyncio.sleep(0)
         self.forward(seconds / 8)
 
@@ -193,7 +194,7 @@ async def _figures(inbox: Inbox) -> Counter[str]:
 
 
 def _print_summary(sent: Counter[str], done: Counter[str], levels: Iterable[Level]) -> None:
-    """Print what came of what was sent; pending and dead deliveries may be of the history, too."""
+    """Print what became of the hooks; pending and dead deliveries of the history are included."""
     levels = list(levels)
     _say(
         f"\n  {count(sent['sent'], 'hook')} sent, some with many messages: {count(done['accepted'], 'event')} kept,"

@@ -25,7 +25,7 @@ from oncehook.whatsapp import MetaCloud
 SOURCES: Final = {"whatsapp": "whatsapp-cloud", "stripe": "stripe", "github": "github", "bookings": "acuity"}
 
 NOBODY: Final = "5585900000000"
-"""A number that is not on WhatsApp: what is sent to it becomes a dead letter."""
+"""A number that is not on WhatsApp: messages to it become dead letters."""
 
 MINUTES: Final = 60
 
@@ -36,7 +36,7 @@ Pace = Callable[[float], Awaitable[None]]
 
 
 class Crm(LoopbackServer):
-    """A server whose key has expired, until somebody renews it or its time has come."""
+    """A server whose key has expired, until somebody renews it or a time has passed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class Shop:
         self.meta.stop()
 
     def inbox(self, pace: Pace = asyncio.sleep) -> Inbox:
-        """Build an inbox on the shop's store, whose handlers let time pass by `pace`."""
+        """Build an inbox on the shop's store, whose handlers wait through `pace`."""
         inbox = Inbox(f"sqlite:{self.folder / 'demo.db'}")
         for name, preset in SOURCES.items():
             inbox.source(name, preset=preset, secret=self._secrets[name], verify_token="demo")  # noqa: S106
-        inbox.limits = Limits(daily_volume={"whatsapp": 0})  # a day's worth comes in a minute here
+        inbox.limits = Limits(daily_volume={"whatsapp": 0})  # the demo sends a day's events in a minute
         inbox.destination("crm", url=f"{self.crm.url}/hooks", allow_private=True, breaker={"failures": 10_000})
         inbox.route("bookings", "crm", when={"type": ["scheduled", "canceled"]}, coalesce=False)
         to_whatsapp = MetaCloud(
@@ -127,4 +127,4 @@ def _add_handlers(inbox: Inbox, pace: Pace) -> None:
 
 def hang_ups(event_id: str) -> int:
     """Return how often the ledger hangs up on this event before it answers: never, once or twice."""
-    return max(int(event_id[-8:-4], 16) % 5 - 2, 0)  # the last four digits are those of a delivery
+    return max(int(event_id[-8:-4], 16) % 5 - 2, 0)  # the last digits are the same in all event ids

@@ -1,7 +1,7 @@
 """Three things to see in the demo: an event that came twice, a delivery that will be tried again, and dead ones.
 
-The dashboard asks for them each time it shows a page that has room for them. It keeps pointing at the same event for as
-long as that is still true.
+The dashboard asks for them on each page that shows them. The tour points at the same event for as long as it still
+fits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tour:
         )
 
     async def _find_twin(self) -> EventId | None:
-        """Find an event that is done and came again with the same body."""
+        """Find a done event that arrived again with the same body."""
         for event in (await self._admin.events(Filter(source="stripe"), limit=50)).items:
             is_done = all(one.status is DeliveryStatus.done for one in event.deliveries)
             if event.copies > 1 and is_done:

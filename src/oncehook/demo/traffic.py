@@ -35,19 +35,20 @@ chance = clock.chance
 
 class Traffic:
     def __init__(self, shop: Shop, sources: dict[str, Source], post: Post, sent: Counter[str] | None = None) -> None:
-        """Count hooks, and those of them that are refused, in `sent`."""
+        """Count hooks, and those that were rejected, in `sent`."""
         self._shop, self._sources = shop, sources
         self._post_to = post
         self.sent: Counter[str] = Counter() if sent is None else sent
 
     async def run(self, rate: float) -> None:
-        """Send until cancelled, about so many hooks a second."""
+        """Send about `rate` hooks a second, until cancelled."""
         await self._send_many()
         was_broken = True
         while True:
             before = self.sent["sent"]
             await (self._send_many() if chance.random() < 0.04 else self.act())
-            if was_broken and not self._shop.crm.is_broken:  # the next one shows everybody that it is well again
+            # a delivery that succeeds closes the breaker for all to see
+            if was_broken and not self._shop.crm.is_broken:
                 was_broken = False
                 await self._post("bookings", self._draft("bookings", "scheduled"))
             await asyncio.sleep((self.sent["sent"] - before) * chance.uniform(0.5, 1.5) / rate)
@@ -67,7 +68,7 @@ class Traffic:
         await self._send("whatsapp", *self._shop.meta.webhooks(hook))
 
     async def _status(self) -> None:
-        """Report the status of a sent answer. Statuses overtake each other, so the last one may be stale."""
+        """Report the status of a sent message. Statuses overtake each other, so the last one may be stale."""
         sent = self._shop.meta.sent
         if sent:
             of = sent.pop(0)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from oncehook.categories import FailureRules
 from oncehook.model import NO_EVIDENCE, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
 from oncehook.retry import DURABLE, Policy
@@ -26,30 +28,29 @@ class Terms:
     """Attempts begun per second, per worker process."""
     breaker: Breaker = field(default_factory=Breaker)
     rules: FailureRules = field(default_factory=FailureRules)
-    """Which category its failures have, where the general table is not meant."""
+    """The destination's own rules for categories; the general table decides the rest."""
 
 
-@dataclass(slots=True, frozen=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """Outcome of one attempt."""
 
     category: Category | None = None
-    """Category of the failure; None: it went well."""
+    """Category of the failure; None for success."""
     evidence: Evidence = NO_EVIDENCE
     retry_after: float | None = None
-    """Seconds after which the destination wants to be asked again: not sooner than that, nor than our own policy."""
+    """Seconds after which the destination asks for a retry; never sooner than our own policy."""
     retry: Policy | None = None
-    """When to try again after this failure, instead of the destination's own policy."""
+    """Policy for this failure, instead of the destination's own."""
     wait: float | None = None
-    """Seconds after which it is to be tried again, whatever the policy says below its cap: a handler's own word."""
+    """Seconds that the handler asks to wait, instead of the policy's, up to its cap."""
     pause: str | None = None
-    """Why nothing more should be sent until a person has looked (410)."""
+    """Reason for a pause until a person has looked (410)."""
     commit: Callable[[Any], object] | None = None
     """An effect to be written in the transaction that settles (SQLite)."""
     emits: Sequence[Emission] = ()
-    """Events to be kept in the transaction that settles."""
+    """Events to be stored in the transaction that settles."""
     settled: bool = False
-    """The delivery was settled along with its effect, in the handler's own transaction (PostgreSQL)."""
+    """True where the handler's own transaction has settled the delivery (PostgreSQL)."""
 
 
 WELL = Result()
@@ -63,14 +64,14 @@ class Destination(Protocol):
     """Its id in the store; assigned when the inbox starts."""
     terms: Terms
     crash_tolerance: int
-    """Crashes of the process that are not held against a delivery (see LeaseRequest.crash_tolerance)."""
+    """Crashes of the process that do not count against a delivery (see LeaseRequest.crash_tolerance)."""
     kind: str
     """`handler`, `http`, `sender`, or an integration's own word (`celery`), as it is shown."""
     address: str
-    """Whom it reaches: a function's dotted name, method and URL, or an API and its place; without credentials."""
+    """Recipient: a function's dotted name, method and URL, or an API and its account; without credentials."""
 
     async def open(self) -> None:
-        """Be ready to make attempts, on the running loop."""
+        """Prepare for attempts, on the running loop."""
 
     async def close(self) -> None:
         """Let go of what was opened."""
@@ -90,7 +91,7 @@ class TestableDestination(Destination, Protocol):
 def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, take_next: bool = False) -> Settlement:
     """Decide what becomes of a delivery after this attempt.
 
-    `take_next`: where it is done, the next of its subject is leased along with it.
+    With `take_next`, the next delivery of its subject is leased together with the completion.
     """
     if result.category is None:
         return Settlement(
@@ -124,6 +125,6 @@ def _wait(policy: Policy, attempt: int, result: Result) -> float | None:
     if result.wait is not None:
         return min(result.wait, policy.cap)
     if result.retry_after is not None:
-        # Never sooner than our own policy: a destination that says "at once" would burn all attempts in a second.
+        # Never sooner than our own policy: a destination that asks for "at once" would use up all attempts in a second.
         return max(wait, min(result.retry_after, policy.cap))
     return wait

@@ -1,8 +1,8 @@
 """A Python function as a destination: `def` on a thread, `async def` on the loop, either with the store's transaction.
 
-What a handler raises decides what becomes of its delivery: `GiveUp` ends it, `RetryLater` says when, and anything else
-has the category that `categories` finds for it. What it returns is kept with the attempt. A coroutine is cancelled at
-its time limit; a thread cannot be, so its lease is kept until it ends.
+What a handler raises decides about its delivery: `GiveUp` ends it, `RetryLater` says when, and `categories` classifies
+anything else. What it returns is kept with the attempt. A coroutine is cancelled at its timeout; a thread cannot be, so
+its lease is renewed until it ends.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from oncehook.model import ANSWER_KEPT, NO_EVIDENCE, RESULT_KEPT, Emission, Evid
 Handler = Callable[..., Any]
 
 _NOT_THEIRS: Final = (str(Path(__file__).parent.parent), str(Path(asyncio.__file__).parent))
-"""Frames of ours and of the loop say nothing about where a handler went wrong."""
+"""Frames of ours and of the loop, which do not tell where a handler failed."""
 
 NO_RULES: Final = FailureRules()
 
 TIMEOUT: Final = 60.0
-"""Seconds for a handler that says nothing else."""
+"""Default timeout of a handler, in seconds."""
 
 
 class HandlerDestination:
@@ -81,7 +81,7 @@ class HandlerDestination:
 
     async def close(self) -> None:
         if self._threads is not None:
-            # Not waited for: the worker has given its threads the time there was.
+            # Not waited for: the worker has already waited for its threads.
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
@@ -92,7 +92,7 @@ class HandlerDestination:
         except (LeaseLost, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
-            # Also sys.exit() and whatever else is no Exception: it ends the attempt, never the worker's own task.
+            # Catches sys.exit() and any other BaseException, too: it ends the attempt, never the worker's task.
             if isinstance(error, asyncio.CancelledError) and _is_called_off():
                 raise
             lease.is_settling = False
@@ -144,7 +144,7 @@ class HandlerDestination:
         return well.emits
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
-        # What is current here (a trace's span, say) is current for the handler too.
+        # Copied, so that the handler sees the current trace's span, for example.
         call = partial(copy_context().run, _call_on_thread, function, *arguments)
         result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         if inspect.isawaitable(result):
@@ -153,13 +153,15 @@ class HandlerDestination:
 
 
 def _is_called_off() -> bool:
-    """Tell whether the worker ends this attempt; else something that the handler awaited was cancelled: a failure."""
+    """Tell whether the worker cancels this attempt. Otherwise something that the handler awaited was cancelled, which
+    is a failure."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def _call_on_thread(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function, with StopIteration replaced: no future can carry it, and who awaits one would wait for ever."""
+    """Call a function; raise RuntimeError for StopIteration, which a future cannot carry: its awaiter would wait for
+    ever."""
     try:
         return function(*arguments)
     except StopIteration as error:
@@ -167,37 +169,35 @@ def _call_on_thread(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _note_commit(emits: Sequence[Emission]) -> Result:
-    """Report what was emitted: the handler's own transaction, which settled the delivery, is committed."""
+    """Report the emitted events: the handler's own transaction, which settled the delivery, is committed."""
     for emission in emits:
         emission.report()
     return Result(settled=True)
 
 
 def kept_result(returned: object) -> Evidence:
-    """Return what is kept of a handler's result: JSON, or the name of its type where JSON cannot hold it or is long."""
+    """Return a handler's result as it is kept: JSON, or the name of its type where that is impossible or too long."""
     if returned is None:
         return NO_EVIDENCE
     try:
         kept = msgspec.json.encode(returned)
-    except Exception:  # whatever an object does when it is encoded: the handler has done its work
+    except Exception:  # whatever encoding it raises: the handler has done its work
         kept = b""
     if not kept or len(kept) > RESULT_KEPT:
-        kept = msgspec.json.encode(f"<{_name_of(type(returned))}>")
+        kind = type(returned)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        kept = msgspec.json.encode(f"<{module}{kind.__qualname__}>")
     return Evidence(answer=kept)
 
 
-def _name_of(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
 def failure(error: BaseException, rules: FailureRules = NO_RULES) -> Result:
-    """Return what an exception says about an attempt."""
+    """Return category and evidence of an exception."""
     found = rules.of_error(error)
     after = error.after if isinstance(error, RetryLater) else None
     trace = "".join(traceback.format_exception(error))
     return Result(
         found.category,
-        # The end of the traceback: that is where it went wrong.
+        # The end of the traceback: the error is there.
         Evidence(error=_first_line(error), answer=trace.encode("utf-8", "replace")[-ANSWER_KEPT:]),
         retry_after=found.retry_after,
         wait=None if after is None else human.seconds(after),

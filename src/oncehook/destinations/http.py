@@ -1,7 +1,7 @@
 """An HTTP destination: a lease comes in, one signed POST goes out (Standard Webhooks), and the answer says how it went.
 
-2xx is done, anything else has the category that the destination's rules or the general table say, and a 410 for good
-asks for a pause as well. The worker calls it; `oncehook.http_client` makes the call and guards where it may go.
+2xx is done; anything else has the category that the destination's rules or the general table give, and a permanent 410
+also asks for a pause. The worker calls it; `oncehook.http_client` sends the request and checks its address.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oncehook.http_client.client import HttpClient
 
 CRASH_TOLERANCE: Final = 3
-"""Crashes of the process that are not held against a delivery: sending bytes has hardly ever ended a process."""
+"""Crashes of the process that do not count against a delivery: sending bytes hardly ever kills a process."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
@@ -43,7 +43,7 @@ _NEVER_FORWARDED: Final = re.compile(r"authorization|cookie2?|set-cookie2?|proxy
 _ALWAYS: Final = frozenset({"content-type", "traceparent", "tracestate"})
 """Headers of the sender that need not be listed to be passed on."""
 _ALWAYS_LINES: Final = re.compile(rf"\r\n({'|'.join(sorted(_ALWAYS))}): ([^\r]*(?:\r(?!\n)[^\r]*)*)")
-"""The same in a head that `pack_head` made, which so need not be parsed as a whole."""
+"""Finds these headers in a head that `pack_head` made, without parsing the rest."""
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _MASKED: Final = "[masked]"
 _SHORTEST_SECRET: Final = 6
@@ -70,12 +70,12 @@ class HttpDestination:
         forward_headers: Sequence[str] = (),
         allow_private: bool | Sequence[Network] = False,
         ca: Path | None = None,
-        outbound: HttpClient | None = None,
+        client: HttpClient | None = None,
         preset: ReceiverName | None = None,
     ) -> None:
         """`preset` names a known receiver. Of a `url` that `is_secret`, only the host is shown.
 
-        `outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing.
+        `client` has rules and connections of its own; `allow_private` and `ca` are ignored then.
         """
         self.name = name
         self.id = 0
@@ -90,45 +90,46 @@ class HttpDestination:
         self._forwarded -= self._headers.keys()
         self._hidden = _list_hidden([*self._headers.values(), *(secret_parts(self._url) if is_secret else ())])
         self._allow_private, self._ca = allow_private, ca
-        self._outbound = outbound
+        self._client = client
         self._receiver = None if preset is None else receiver_of(preset)
         self.trace_headers: Callable[[], Mapping[str, str]] | None = None
-        """What tells the receiver which trace an attempt belongs to, where attempts are traced (see `traces`)."""
+        """Returns the headers that connect the receiver's trace with this attempt, where attempts are traced (see
+        `traces`)."""
 
     def apart(self) -> HttpDestination:
-        """Return a copy under the same rules, with connections of its own; also where no worker has opened this one."""
+        """Return a copy under the same rules with connections of its own, which need not be open here."""
         twin = copy(self)
-        twin._outbound = None
+        twin._client = None
         return twin
 
     async def open(self) -> None:
-        if self._outbound is None:
-            from oncehook.http_client.client import HttpClient  # loaded here, and nowhere before
+        if self._client is None:
+            from oncehook.http_client.client import HttpClient  # imported when the first destination opens
 
-            self._outbound = HttpClient(allow_private=self._allow_private, ca=self._ca)
-        await self._outbound.open()
+            self._client = HttpClient(allow_private=self._allow_private, ca=self._ca)
+        await self._client.open()
 
     async def close(self) -> None:
-        if self._outbound is not None:
-            await self._outbound.close()
+        if self._client is not None:
+            await self._client.close()
 
     async def attempt(self, lease: Lease) -> Result:
-        assert self._outbound is not None
+        assert self._client is not None
         try:
             headers = self._headers_for(lease)
-            answer = await self._outbound.post(self._url, headers, lease.event.body, within=self.terms.timeout)
+            answer = await self._client.post(self._url, headers, lease.event.body, within=self.terms.timeout)
         except Unanswered as error:
             return Result(
                 error.category, Evidence(error=str(error)), retry=self._retry_while_unready(self._why_unready(error))
             )
-        except Exception as error:  # the worker must learn of it; the text may hold what is secret
+        except Exception as error:  # the worker needs a result; the error's text may contain a secret
             return Result(Category.unknown, Evidence(error=f"sending failed: {type(error).__name__}"))
         return self._judge(answer)
 
     async def reach(self, within: float) -> bool:
-        """See whether anybody is there, without a request: see `HttpClient.reach`. Raises Unanswered."""
-        assert self._outbound is not None
-        return await self._outbound.reach(self._url, within=within)
+        """Check that the host answers, without a request: see `HttpClient.reach`. Raises Unanswered."""
+        assert self._client is not None
+        return await self._client.reach(self._url, within=within)
 
     # -- what is sent --------------------------------------------------------------------------
 
@@ -161,9 +162,9 @@ class HttpDestination:
         return headers
 
     def _from_request(self, head: bytes) -> dict[str, str]:
-        """Return, of the sender's headers, its content type, its trace and those that are listed.
+        """Return the sender's content type, its trace, and those of its headers that are listed.
 
-        What came twice is joined by a comma; that is no trace any more, nor is one that is not well formed.
+        Repeated headers are joined by a comma. A trace that is repeated or malformed is left out.
         """
         pairs = unpack_head(head)[2] if self._forwarded else _ALWAYS_LINES.findall(head.decode("latin-1"))
         wanted = self._choose_forwarded(pairs)
@@ -181,7 +182,7 @@ class HttpDestination:
     def _choose_forwarded(self, pairs: Sequence[tuple[str, str]]) -> frozenset[str]:
         if not self._forwarded:
             return _ALWAYS
-        # what the sender's Connection header names was meant for its next hop, and that was us
+        # headers named by the sender's Connection header were meant for us only
         hop = {word.strip().lower() for name, value in pairs if name == "connection" for word in value.split(",")}
         return (self._forwarded - hop) | _ALWAYS
 
@@ -220,7 +221,7 @@ class HttpDestination:
 
 
 def _without_half(body: bytes, hidden: Iterable[bytes]) -> bytes:
-    """Take off the beginning of a secret that ends an answer: it was cut off there by the limit on its length."""
+    """Mask a secret's beginning at the end of an answer that was cut off at its size limit."""
     for secret in hidden:
         for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
             if body.endswith(secret[:length]):
@@ -229,19 +230,19 @@ def _without_half(body: bytes, hidden: Iterable[bytes]) -> bytes:
 
 
 def failure(status: int) -> str | None:
-    """Describe a status that is not well; always alike for the same one, so that causes can be counted."""
+    """Describe a failed status, the same way each time, so that causes can be counted."""
     if 200 <= status < 300:
         return None
     return f"HTTP {status}; redirects are not followed" if 300 <= status < 400 else f"HTTP {status}"
 
 
 def header_text(text: str) -> str:
-    """Encode a text for a header: what is not visible ASCII, and `%`, as percent-encoded UTF-8."""
+    """Encode text for a header: `%` and everything but visible ASCII as percent-encoded UTF-8."""
     return text if _PLAIN.fullmatch(text) else quote(text, safe=_VISIBLE, errors="replace")
 
 
 def _legal(raw: str) -> str | None:
-    """Return a received value as it is sent on, byte for byte; None when no header may carry it (S24)."""
+    """Return a received value to send on, byte for byte; None when no header may contain it (S24)."""
     if raw.isascii():
         return raw if _VALUE.fullmatch(raw) else None
     try:
@@ -263,7 +264,7 @@ def read_header_name(name: str) -> str:
 
 
 def read_header_value(name: str, text: str) -> str:
-    # the sentence does not repeat the value: it may be a secret
+    # the message leaves out the value, which may be secret
     if not text.isascii() or not text.isprintable():
         raise ConfigError(f'The value of the header "{name}" must be plain printable ASCII.')
     return text
@@ -279,6 +280,6 @@ def read_forwarded_name(name: str) -> str:
 
 
 def _list_hidden(values: Iterable[str]) -> tuple[bytes, ...]:
-    """List what no answer may repeat: our headers, the credential after its scheme, parts of a secret address."""
+    """List what must be masked in answers: our headers, the credential after its scheme, parts of a secret URL."""
     pieces = {piece for value in values for piece in (value, value.rpartition(" ")[2])}
     return tuple(sorted((p.encode() for p in pieces if len(p) >= _SHORTEST_SECRET), key=len, reverse=True))

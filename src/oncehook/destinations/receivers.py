@@ -23,21 +23,21 @@ class KnownReceiver:
     """A program that many send to, and how it answers."""
 
     unready: Callable[[HttpAnswer], str | None]
-    """From an answer to why it means "not ready yet", in a few words; None: it was ready."""
+    """A function of an answer that returns why it means "not ready yet"; None when it was ready."""
     retry: Policy
-    """When to try again while it is not, whatever the destination's `retry` says."""
+    """Retry policy while it is not ready, instead of the destination's own."""
 
     def why_unready(self, came: HttpAnswer | Unanswered) -> str | None:
-        """Return why the receiver was not ready; None where it was. Nobody listens while it is started anew."""
+        """Return why the receiver was not ready, or None. A refused connection counts: it may be restarting."""
         if isinstance(came, HttpAnswer):
             return self.unready(came)
         return None if came.reached else str(came)
 
 
 def _n8n(answer: HttpAnswer) -> str | None:
-    """Find out whether n8n is not ready yet: it knows no webhook (404), has no database (503), or says 200 to all.
+    """Find out whether n8n is starting: it has no webhooks yet (404), no database (503), or says 200 to everything.
 
-    It answers 404 as well while a workflow is off, and for another method than the workflow's, which no wait will mend.
+    It answers 404, too, for an inactive workflow and for a wrong method, which no waiting mends.
     """
     if answer.status == 404 and b"is not registered for POST requests" not in answer.body:
         return "HTTP 404: n8n is starting, or the workflow is off"

@@ -10,11 +10,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from oncehook.destinations.base import Destination, Terms
-from oncehook.errors import ConfigError
+from oncehook.plugins import find_entry_points, load_entry_point
 
 if TYPE_CHECKING:
     from oncehook.settings.read import SettingsReader
@@ -27,8 +26,8 @@ OURS: Final = {"whatsapp": "oncehook.whatsapp.settings", "celery": "oncehook.con
 class DestinationKind:
     """A kind of destination: its settings, and how one is built from them.
 
-    A destination of any kind shows its `kind` and `address`. It may have `preview(body)`, for what a person reads
-    before a replay, and `apart()`, a copy with connections of its own, over which a test can be sent.
+    A destination of any kind has `kind` and `address`. It may have `preview(body)`, shown before a replay, and
+    `apart()`, a copy with connections of its own that a test is sent over.
     """
 
     settings: type
@@ -36,43 +35,23 @@ class DestinationKind:
     build: Callable[[str, Any, Any, Terms], Destination]
     """Called with the destination's name, its own settings, all settings of `[destination.NAME]`, and its terms."""
     check: Callable[[str, Any, SettingsReader], None] | None = None
-    """Called with the destination's name and its own settings; notes with the reader what is wrong between them."""
+    """Called with the destination's name and its own settings; notes in the reader what is wrong across them."""
 
 
 def names() -> list[str]:
-    return sorted({*OURS, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*OURS, *(point.name for point in find_entry_points(GROUP))})
 
 
 def find(name: str) -> DestinationKind | None:
-    """Return the kind of this name, or None. No other package can take a name of ours. Raises ConfigError."""
+    """Return the kind of this name, or None. Another package cannot replace one of ours. Raises ConfigError."""
     if name in OURS:
         kind: DestinationKind = importlib.import_module(OURS[name]).KIND
         return kind
-    return next((_load(point) for point in entry_points(group=GROUP, name=name)), None)
+    points = find_entry_points(GROUP, name)
+    return next((load_entry_point(point, DestinationKind, "kind") for point in points), None)
 
 
 def find_table(name: str) -> type | None:
     """Return the table of the settings of a kind, or None where there is no such kind. Raises ConfigError."""
     kind = find(name)
     return None if kind is None else kind.settings
-
-
-def load_table(name: str) -> type:
-    """Return the table of the settings of a kind that is there."""
-    table = find_table(name)
-    assert table is not None, name
-    return table
-
-
-def _load(point: EntryPoint) -> DestinationKind:
-    package = point.dist.name if point.dist else "another package"
-    try:
-        found = point.load()
-    except Exception as error:
-        raise ConfigError(f'The kind "{point.name}" of {package} cannot be loaded: {error}.') from error
-    if not isinstance(found, DestinationKind):
-        raise ConfigError(
-            f'The kind "{point.name}" of {package} is a {type(found).__name__}.',
-            hint=f"The entry point {point.value!r} must name a DestinationKind.",
-        )
-    return found

@@ -18,7 +18,7 @@ class HttpAnswer:
 
     status: int
     body: bytes = field(repr=False)
-    """How it begins; never decompressed."""
+    """Beginning of the body; never decompressed."""
     retry_after: str | None = None
 
 
@@ -31,7 +31,7 @@ class Unanswered(OncehookError):
     def __init__(self, message: str = "", *, hint: str = "", reached: bool = True) -> None:
         super().__init__(message, hint=hint)
         self.reached = reached
-        """Whether the other end may have received the call; False when there never was a connection."""
+        """Whether the other end may have received the call; False when there was no connection."""
 
 
 class AddressForbidden(Unanswered):

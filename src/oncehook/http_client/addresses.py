@@ -1,6 +1,6 @@
-"""The addresses that a name leads to, as far as they may be called; kept for a few seconds.
+"""The addresses of a host name that may be called, cached for a few seconds.
 
-`client` asks before it connects, and checks every address once more on the socket (S17).
+`client` looks them up before it connects, and checks each once more on the socket (S17).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ TABLE: Final[Sequence[tuple[str, str]]] = (
     ("fe80::/10", "link-local"),
     ("fec0::/10", "site-local"),
     ("ff00::/8", "multicast"),
-    # What is left outside 2000::/3, which is all that is given out for public use.
+    # The rest of what lies outside 2000::/3, the only range assigned for public use.
     ("::/3", "reserved"),
     ("4000::/2", "reserved"),
     ("8000::/1", "reserved"),
 )
-"""Networks that are not called unless a destination says so, the narrower before the wider, and what they are."""
+"""Networks that are not called unless a destination allows them, narrower ones first, with a word for each."""
 
 _DENIED: Final[Sequence[tuple[Network, str]]] = [(ip_network(text), what) for text, what in TABLE]
 _NAT64: Final = IPv6Network("64:ff9b::/96")
@@ -74,7 +74,7 @@ class AddressRefused(OSError):
 
 
 class Guard:
-    """Guard of the addresses that may be called: public ones always, others when they are allowed."""
+    """Rules for the addresses that may be called: public ones always, others where they are allowed."""
 
     def __init__(self, allow_private: bool | Sequence[Network] = False) -> None:
         self._everything = allow_private is True
@@ -87,7 +87,7 @@ class Guard:
             raise AddressRefused(f"{text} is not a public address ({what})")
 
     def refuses(self, text: str) -> str | None:
-        """Return what this address is, when it may not be called; None when it may."""
+        """Return a word for why this address may not be called; None when it may."""
         try:
             address = ip_address(text.partition("%")[0])
         except ValueError:
@@ -100,18 +100,18 @@ class Guard:
             return None
         if not any(address in network for network in self._allowed):
             return what
-        # Whoever allows a tunnel has not yet allowed what lies behind it.
+        # An allowed tunnel address does not allow the address inside it.
         inner = find_embedded(address)
         return None if inner is None else self._refuses(inner)
 
 
 def find_denial(address: Address) -> str | None:
-    """Return what the table says about an address; None when it is public."""
+    """Return the word of the table for an address; None when it is public."""
     return next((what for network, what in _DENIED if address in network), None)
 
 
 def find_embedded(address: Address) -> IPv4Address | None:
-    """Return the IPv4 address inside an IPv6 address, where its prefix says that there is one."""
+    """Return the IPv4 address embedded in an IPv6 address with such a prefix."""
     if isinstance(address, IPv4Address):
         return None
     found = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
@@ -121,16 +121,16 @@ def find_embedded(address: Address) -> IPv4Address | None:
 
 
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
-"""From a host's name and a port to the addresses that it leads to."""
+"""A function from a host name and a port to its addresses."""
 
 KEPT: Final = 10.0
-"""Seconds for which a name is not looked up again. What it led to is judged at every connection all the same."""
+"""Seconds for which a look-up is cached. Its addresses are checked at every connection anyway."""
 _MOST: Final = 1000
 """Names that are kept at a time."""
 
 
 class Names:
-    """Cache of what names lead to. Whoever asks for one that is being looked up waits for that answer."""
+    """Cache of look-ups. Callers that ask for a name while it is looked up share one answer."""
 
     def __init__(self, guard: Guard, look_up: LookUp | None = None) -> None:
         self._guard = guard
@@ -139,7 +139,7 @@ class Names:
         self._asking: dict[tuple[str, int], asyncio.Task[Sequence[str]]] = {}
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
-        """Return those that may be called, each time beginning with another. Raises OSError, also AddressRefused."""
+        """Return the allowed addresses, beginning with another one each time. Raises OSError, also AddressRefused."""
         now = asyncio.get_running_loop().time()
         kept = self._kept.get((host, port))
         if kept is not None and now < kept[0] + KEPT:
@@ -161,10 +161,10 @@ class Names:
     def _forget(self, key: tuple[str, int], done: asyncio.Task[Sequence[str]]) -> None:
         self._asking.pop(key, None)
         if not done.cancelled():
-            done.exception()  # when nobody waits any more, nobody needs to hear of it
+            done.exception()  # marks the error as seen, because all callers may have given up
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """Return the allowed ones among the addresses of a name; refuse a name that has none."""
+        """Look a name up and return its allowed addresses. Raises where there are none."""
         refused: list[AddressRefused] = []
         allowed: list[str] = []
         for address in await self._look_up(host, port):
@@ -181,24 +181,24 @@ class Names:
         return allowed
 
     def close(self) -> None:
-        """Fail whoever still waits."""
+        """Fail the callers that still wait."""
         for task in self._asking.values():
             task.cancel()
 
 
 async def _outcome(task: asyncio.Task[Sequence[str]]) -> Sequence[str]:
-    """Wait for it and leave it running: others may wait after this one has given up."""
+    """Wait for a look-up without cancelling it: other callers may still need it."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         me = asyncio.current_task()
         if task.cancelled() and me is not None and not me.cancelling():
-            raise OSError("this client was closed") from None  # not we were called off, but the look-up
+            raise OSError("this client was closed") from None  # the look-up was cancelled, not this caller
         raise
 
 
 async def look_up_name(host: str, port: int) -> Sequence[str]:
-    """Ask the system, on a thread of its own: a name server that hangs must not hold up the rest."""
+    """Ask the system on a thread of its own: a name server that hangs must not block other look-ups."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[Sequence[str]] = loop.create_future()
 
@@ -207,7 +207,7 @@ async def look_up_name(host: str, port: int) -> Sequence[str]:
             found.set_exception(error) if error else found.set_result(addresses)
 
     def ask() -> None:
-        with suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits
+        with suppress(RuntimeError):  # the loop has ended, so nobody waits
             try:
                 infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
             except (OSError, UnicodeError) as error:

@@ -1,9 +1,9 @@
 """The guarded HTTP client: a request goes out, an `HttpAnswer` comes back or an `Unanswered` is raised.
 
-Every address is checked when a name is looked up and again on the socket that is about to connect, so a name that
-changes its mind in between reaches nothing (S17). There are no redirects, cookies or compression here, and no proxy but
-one that was named (S20). A proxy looks names up itself, so behind one only a target written as an address is checked;
-the proxy's own address is the operator's word. Connections are kept between calls.
+Every address is checked when a name is looked up and again on the socket about to connect, so that a name whose address
+changes in between is caught (S17). No redirects, cookies or compression, and only a proxy that was named (S20). A proxy
+looks names up itself, so behind one only literal addresses are checked; the proxy's own address is the operator's
+choice. Connections are kept between calls.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from oncehook.http_client.proxy import Proxy, ProxyFailed, open_tunnel, read_pro
 from oncehook.http_client.urls import is_address
 
 MOST_KEPT: Final = 4096
-"""Bytes of an answer's body that are read; what comes after stays unread, and the connection is closed."""
+"""Bytes of an answer's body that are read; then the connection is closed."""
 _IDLE_KEPT: Final = 15.0
 """Seconds for which an idle connection is kept for the next call."""
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 """Methods whose request may be received twice, by the rules of HTTP."""
 _STAGGER: Final = 0.25
-"""Seconds after which the next address is tried while the one before is silent (RFC 8305)."""
+"""Seconds after which the next address is tried while the first is silent (RFC 8305)."""
 _Info = tuple[
     int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]
 ]
 
 
 class HttpClient:
-    """A client with its own rules and its own connections: what one destination allows, no other one can use."""
+    """A client with its own rules and connections, so that no destination can use what another one allows."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class HttpClient:
         self._guard = Guard(allow_private)
         self._proxy = None if proxy is None else read_proxy(proxy)
         self._dialled = self._guard if self._proxy is None else Guard(allow_private=True)
-        """The guard of the sockets: behind a proxy, the one address that is dialled is the proxy's."""
+        """The guard of the sockets: behind a proxy, only the proxy's address is connected to."""
         self._names = Names(self._dialled, look_up)
         self._idle = idle
         self._tls = None if ca is None else read_certificates(ca)
@@ -75,7 +75,7 @@ class HttpClient:
         self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
-        """Close every connection; a call under way ends in an error."""
+        """Close every connection; pending calls fail."""
         self._loop = None
         self._names.close()
         if self._close_timer is not None:
@@ -85,10 +85,10 @@ class HttpClient:
             connection.abort()
         if self._open:
             self._is_empty.clear()
-            await self._is_empty.wait()  # the loop takes a turn or two to let go of a socket
+            await self._is_empty.wait()  # the event loop takes a few turns to close a socket
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> HttpAnswer:
-        """POST what carries an Idempotency-Key: see `request`, with `again`."""
+        """POST a request that carries an Idempotency-Key: like `request` with `again`."""
         return await self.request("POST", url, headers, body, within=within, again=True)
 
     async def request(
@@ -104,13 +104,13 @@ class HttpClient:
     ) -> HttpAnswer:
         """Call an address that `read_url` has read, within so many seconds in all. Raises Unanswered.
 
-        An answer counts from its head on: when its body then does not come in time, it is cut there, as it is after
-        `most` bytes. A header that no request can carry raises ValueError, and nothing is sent.
+        An answer counts once its head is complete: a body that does not come in time is cut there, as it is after
+        `most` bytes. A header that no request can contain raises ValueError, and nothing is sent.
 
-        `again` lets a call that met a connection which the other end was just closing be sent once more. Nothing tells
-        that from a call that was received and not answered, so it may be received twice. What carries an
-        Idempotency-Key may be, delivery being at least once anyway (R53): the attempt is not worth losing. So may what
-        HTTP calls idempotent (GET, PUT, DELETE). A message to a person may not.
+        With `again`, a call on a connection that the other end was just closing is sent once more. That case looks like
+        a call that was received and not answered, so the other end may receive it twice: harmless with an
+        Idempotency-Key, because delivery is at least once anyway (R53), and for idempotent methods (GET, PUT, DELETE),
+        but not for a message to a person.
         """
         assert self._loop is not None
         target = read_target(url)
@@ -194,7 +194,7 @@ class HttpClient:
                 del self._kept[connection.origin]
 
     def _close_idle(self) -> None:
-        """Close what nobody has used for too long, and look again when the next one is due."""
+        """Close connections that were idle for too long; schedule the next check."""
         assert self._loop is not None
         due = self._loop.time() - self._idle
         waiting = [connection for kept in self._kept.values() for connection in kept]
@@ -207,7 +207,7 @@ class HttpClient:
     # -- connecting ----------------------------------------------------------------------------
 
     async def _dial(self, target: Target, deadline: float, reached: bool) -> Connection:
-        """Return a new connection. `reached`: an earlier one may have carried the call already."""
+        """Open a new connection. With `reached`, an earlier connection may have carried the call already."""
         limit = asyncio.timeout_at(deadline)
         origin = target.origin
         step = "look up"
@@ -221,7 +221,7 @@ class HttpClient:
                 connection = await self._connect(origin, [_info(address, port) for address in addresses])
         except ProxyFailed as error:
             raise Unanswered(str(error), reached=reached) from None
-        except (OSError, RuntimeError) as error:  # uvloop raises the latter where others raise the former
+        except (OSError, RuntimeError) as error:  # uvloop raises RuntimeError where asyncio raises OSError
             if limit.expired():
                 raise Late from None
             raise _not_connected(target.host, self._proxy, step, error, reached) from None
@@ -249,7 +249,7 @@ class HttpClient:
         return connection
 
     def _socket(self, info: _Info) -> socket.socket:
-        """Return the socket for one address: the last moment at which it can be refused, and the one that counts."""
+        """Check an address once more and return a socket for it."""
         family, kind, protocol, _, address = info
         self._dialled.check(address[0])
         return socket.socket(family, kind, protocol)
@@ -266,14 +266,14 @@ def _info(address: str, port: int) -> _Info:
 
 @lru_cache(maxsize=1)
 def _system_certificates() -> ssl.SSLContext:
-    """Return one context for all clients, because it holds every certificate that the system trusts."""
+    """Return one TLS context for all clients: it holds every certificate that the system trusts, which takes memory."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 def read_certificates(ca: Path) -> ssl.SSLContext:
-    """Trust the certificates of a file instead of the system's (S23). Raises ConfigError where it holds none."""
+    """Trust the certificates of a file instead of the system's (S23). Raises ConfigError for a file without any."""
     try:
         context = ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError):
@@ -304,8 +304,8 @@ def _not_connected(host: str, proxy: Proxy | None, step: str, error: BaseExcepti
 
 
 def _describe(error: BaseException) -> str:
-    """Describe an error of the system in a few words."""
+    """Describe an operating system's error in a few words."""
     if isinstance(error, OSError) and not isinstance(error, socket.gaierror | ssl.SSLError) and error.errno:
-        return os.strerror(error.errno)  # the loops each put it in words of their own
+        return os.strerror(error.errno)  # event loops word these differently
     text = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
     return " ".join(str(text).split()) or type(error).__name__

@@ -1,8 +1,8 @@
-"""One connection to one place: the bytes of a request go out, an `HttpAnswer` comes back, one after the other.
+"""One connection to one origin: the bytes of a request go out, an `HttpAnswer` comes back, one at a time.
 
-An answer counts from its head on: when the rest does not come, comes wrong or is too much, it is cut there.
-Only a connection on which an answer was read to its very end is used again; one that says anything unasked is closed.
-The client makes connections and keeps them between calls.
+An answer counts once its head is complete: where the rest is missing, malformed or too long, it is cut there. A
+connection is reused only after an answer was read to its end, and closed when it sends anything unasked. The client
+makes connections and keeps them between calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TARGET: Final = re.compile(r"/[\x21-\x7e]*")
 _OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "expect", "te"})
-"""Headers that say where a request goes and where it ends."""
+"""Headers that frame or route a request, which we set ourselves."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -41,20 +41,20 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """An address that is called, taken apart."""
+    """A URL to be called, split into its parts."""
 
     origin: Origin
     host: str
-    """Host and port as they were written, for sentences about what went wrong."""
+    """Host and port as written, for error messages."""
     start: str
     """Path, version and Host header, which follow the method."""
     absolute_start: str
-    """The same with the whole address, for a proxy that makes the request itself."""
+    """Whole address, version and Host header, for a proxy that makes the request itself."""
 
 
 @lru_cache(maxsize=1024)
 def read_target(url: str) -> Target:
-    """Take apart an address that `read_url` has read. Raises ValueError for what no request can carry."""
+    """Split a URL that `read_url` has read. Raises ValueError for what no request can contain."""
     parts = urlsplit(url)
     netloc = host_of(url)
     path = url.partition(f"://{netloc}")[2]
@@ -71,7 +71,7 @@ def read_target(url: str) -> Target:
 def encode_head(
     method: str, target: Target, headers: Mapping[str, str], body: bytes | None, *, absolute: bool = False
 ) -> bytes:
-    """Encode everything up to the body. Raises ValueError, which repeats nothing, for what no header may carry."""
+    """Encode everything before the body. Raises ValueError, without repeating the value, for an invalid header."""
     encoded = "\r\n".join([*map(": ".join, headers.items()), "", ""])
     ends = len(headers) + 1
     if encoded.count("\r") != ends or encoded.count("\n") != ends or "\0" in encoded:
@@ -84,10 +84,10 @@ def encode_head(
 
 @lru_cache(maxsize=512)
 def _encode_added(method: str, names: tuple[str, ...], has_body: bool) -> str:
-    """Encode the headers that a request gets unless it brings its own, cached by the names that it brings.
+    """Encode the headers that a request gets by default; cached by the names of those it has itself.
 
-    No header can end early or take the place of one that is ours, so nothing that a sender, a person or a setting
-    wrote can become a second request.
+    No header can end early or replace one of ours, so nothing that a sender, a person or a setting wrote can become a
+    second request.
     """
     known = {name.lower() for name in names}
     if not all(map(_TOKEN.fullmatch, (method, *names))) or known & _OURS:
@@ -99,12 +99,12 @@ def _encode_added(method: str, names: tuple[str, ...], has_body: bool) -> str:
 
 
 HEAD_MOST: Final = 32 << 10
-"""Bytes that may come before the body: of the head, and of announcements before it (1xx)."""
+"""Bytes that may come before the body: the head, and informational answers (1xx) before it."""
 HEADERS_MOST: Final = 100
 CHUNK_MOST: Final = 16
-"""Bytes that may come for each byte of the body that is kept; a chunk of one byte takes six."""
+"""Bytes that may come per byte of body that is kept; a chunk of one byte takes six."""
 LARGE: Final = 1 << 20
-"""Bytes from which on a body is sent piece by piece, so that it does not hold the loop."""
+"""Bytes from which a body is sent in pieces, so that it does not block the loop."""
 _PIECE: Final = 256 << 10
 
 
@@ -121,7 +121,7 @@ class Closed(Exception):
 
     def __init__(self, silent: bool) -> None:
         self.silent = silent
-        """Nothing at all came back."""
+        """True where nothing at all came back."""
 
 
 class Connection(asyncio.Protocol):
@@ -135,10 +135,10 @@ class Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport
         self._waiting: asyncio.Future[HttpAnswer] | None = None
-        """Future of the answer; None: nobody asked for anything."""
+        """Future of the answer; None while there is no call."""
         self._timer: asyncio.TimerHandle
         self._rest: memoryview | None = None
-        """What is still to be sent of a large body."""
+        """Rest of a large body that is still to be sent."""
         self._is_paused = self._was_unasked = False
         self._received = 0
 
@@ -154,7 +154,8 @@ class Connection(asyncio.Protocol):
     async def exchange(
         self, head: bytes, body: bytes | None, *, deadline: float, most: int, bodiless: bool = False
     ) -> HttpAnswer:
-        """Send a request and wait for the answer. Raises NoHttp, Late or Closed. Whoever stops waiting ends it."""
+        """Send a request and wait for the answer. Raises NoHttp, Late or Closed. Cancelling it closes the
+        connection."""
         if self._was_unasked:
             raise NoHttp
         if not self.is_open:
@@ -172,7 +173,8 @@ class Connection(asyncio.Protocol):
         try:
             return await waiting
         except asyncio.CancelledError:
-            if self._waiting is waiting:  # otherwise the answer was there, and somebody else may be calling already
+            # otherwise the answer has come, and the connection may be in use for another call
+            if self._waiting is waiting:
                 self._settle()
                 self.abort()
             raise
@@ -189,7 +191,7 @@ class Connection(asyncio.Protocol):
                 self._send_more()
 
     def _send_more(self) -> None:
-        """Send the next piece, when the one before has gone; between two of them the loop does other work."""
+        """Send the next piece once the one before is written, so that the event loop can work in between."""
         if self._rest is None or self._is_paused:
             return
         piece, rest = self._rest[:_PIECE], self._rest[_PIECE:]
@@ -211,7 +213,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiting is None:  # nobody asked: it must not be taken for the answer to the next call
+        if self._waiting is None:  # unasked bytes must not become the answer to the next call
             self._was_unasked = True
             self.abort()
             return
@@ -239,12 +241,12 @@ class Connection(asyncio.Protocol):
     # -- the parser's calls --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Refuse anything behind a complete answer."""
+        """Refuse anything after a complete answer."""
         if self._is_complete:
             raise NoHttp
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep one of the headers; none counts that comes behind the body."""
+        """Keep a header that we need; ignore trailers, which come after the body."""
         if self._status:
             return
         self._headers += 1
@@ -255,7 +257,7 @@ class Connection(asyncio.Protocol):
             self._retry_after = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
-        """Take the head for the answer, unless it only announces one (1xx)."""
+        """Take the status as the answer's, unless it is informational (1xx)."""
         status = self._parser.get_status_code()
         if status < 200:
             if status < 100 or status == 101:
@@ -268,7 +270,8 @@ class Connection(asyncio.Protocol):
         self._status = status
         self._allowed += CHUNK_MOST * self._most
         if self._bodiless:
-            self._is_complete = True  # whatever its head says of a body; the parser waits for that, so no further call
+            # an answer to HEAD has no body; the parser would wait for one, so the connection is not reused
+            self._is_complete = True
         else:
             self._keeps = version == "1.1" and self._parser.should_keep_alive()
 
@@ -278,12 +281,12 @@ class Connection(asyncio.Protocol):
         self._length += len(body)
 
     def on_message_complete(self) -> None:
-        self._is_complete = self._status != 0  # else it was an announcement (1xx)
+        self._is_complete = self._status != 0  # status 0: only an informational answer (1xx) so far
 
     # -- how it ends ---------------------------------------------------------------------------
 
     def _end(self, error: NoHttp | Late | Closed) -> None:
-        """End the call, if there is one: with as much of the answer as came, or with an error."""
+        """End a pending call: with the answer so far, or with an error where there is no status."""
         if self._waiting is not None:
             self._finish() if self._status else self._fail(error)
 
@@ -305,7 +308,7 @@ class Connection(asyncio.Protocol):
             waiting.set_exception(error)
 
     def _settle(self) -> asyncio.Future[HttpAnswer]:
-        """End the call: what comes from now on belongs to none."""
+        """Detach the pending call: later bytes belong to no call."""
         assert self._waiting is not None
         waiting, self._waiting = self._waiting, None
         self._timer.cancel()

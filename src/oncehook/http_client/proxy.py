@@ -1,9 +1,9 @@
-"""The proxy a client goes through: read from one setting, or from the environment in the form that Webshare hands out.
+"""The proxy of a client: from a setting, or from environment variables such as Webshare's.
 
-`read_proxy` takes `http://user:password@host:port` or `socks5://…`; `proxy_from` finds such a word for an instance in
-`ONCEHOOK_PROXY_<INSTANCE>`, `ONCEHOOK_PROXY`, or `PROXY_HOST` or `WEBSHARE_PROXY_HOST` and its companions, and refuses
-to go without one unless the word is `none`. Neither ever repeats credentials.
-Called by the client, by senders and by whoever tells an instance which proxy to use.
+`read_proxy` reads `http://user:password@host:port` or `socks5://…`. `proxy_from` finds such a value for an instance in
+`ONCEHOOK_PROXY_<INSTANCE>`, `ONCEHOOK_PROXY`, or `PROXY_HOST` or `WEBSHARE_PROXY_HOST` and the variables beside it;
+where there is none it raises, unless the value is `none`. Error messages never contain credentials. Used by the client,
+by senders and wherever an instance is given its proxy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oncehook.errors import ConfigError
 from oncehook.http_client.urls import host_of, read_url
 
 NONE: Final = "none"
-"""What an instance's own variable says to go without the proxy that all others use."""
+"""Value of an instance's own variable that turns the general proxy off."""
 
 _FORM: Final = 'It is written like "http://user:password@proxy.example:8080" or "socks5://…".'
 _PREFIXES: Final = ("PROXY", "WEBSHARE_PROXY")
@@ -63,7 +63,7 @@ class Proxy:
         return {"Proxy-Authorization": f"Basic {base64.b64encode(self.credentials.encode()).decode()}"}
 
     def makes_requests(self, url: str) -> bool:
-        """Tell whether it asks for this address itself, and may answer in its own name, without a tunnel."""
+        """Tell whether the proxy makes the request itself (HTTP without TLS) and may answer in its own name."""
         return self.scheme == "http" and url.startswith("http://")
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Proxy:
 
 
 def read_proxy(text: str) -> Proxy:
-    """Read the proxy that a setting means. Raises ConfigError, whose sentence never repeats it."""
+    """Read the proxy of a setting. Raises ConfigError, which never repeats the setting."""
     parts, port = _split(text)
     if parts.scheme not in _SCHEMES:
         raise ConfigError("A proxy's address begins with http:// or socks5://.", hint=_FORM)
@@ -99,7 +99,7 @@ def _split(text: str) -> tuple[SplitResult, int | None]:
 
 
 def _host(text: str) -> str:
-    """Return the one spelling of a host, as for any other address."""
+    """Return a host in its canonical spelling."""
     try:
         return host_of(read_url(f"http://{f'[{text}]' if ':' in text else text}/")).strip("[]")
     except ConfigError:
@@ -107,9 +107,9 @@ def _host(text: str) -> str:
 
 
 def proxy_from(environ: Mapping[str, str], instance: str | None = None) -> str | None:
-    """Return the proxy that the environment names for this instance, for `read_proxy`; None where it says `none`.
+    """Return the proxy that the environment names for this instance; None where it says `none`.
 
-    Raises ConfigError where it names none: who asked for a proxy must not be seen without one.
+    Raises ConfigError where it names none: without the proxy that was asked for, the own address would show.
     """
     found = named_proxy(environ, instance)
     if found is None:
@@ -118,7 +118,7 @@ def proxy_from(environ: Mapping[str, str], instance: str | None = None) -> str |
 
 
 def named_proxy(environ: Mapping[str, str], instance: str | None = None) -> str | None:
-    """Return what the environment says about this instance's proxy, which may be `none`; None where it says nothing."""
+    """Return the proxy that variables set for this instance, possibly `none`; None where they set nothing."""
     name = re.sub(r"[^A-Z0-9]", "_", (instance or "").upper())  # SHOP_1 for shop-1
     own = environ.get(f"ONCEHOOK_PROXY_{name}", "").strip() if instance else ""
     named = own or environ.get("ONCEHOOK_PROXY", "").strip()
@@ -142,11 +142,11 @@ def _from_pieces(environ: Mapping[str, str], prefix: str) -> str | None:
 
 
 class ProxyFailed(Exception):
-    """A proxy that did not open the way. Its text holds nothing of the proxy's credentials."""
+    """A proxy that did not open the tunnel. The text contains no credentials."""
 
 
 _MOST_HEAD: Final = 16 << 10
-"""Bytes that a proxy may say before the tunnel is open."""
+"""Bytes that a proxy may send before the tunnel is open."""
 _SOCKS_REFUSALS: Final = {
     1: "general failure",
     2: "not allowed by its rules",
@@ -162,9 +162,9 @@ _SOCKS_REFUSALS: Final = {
 async def open_tunnel(
     loop: asyncio.AbstractEventLoop, opened: socket.socket, proxy: Proxy, scheme: str, host: str, port: int
 ) -> None:
-    """Have a proxy lead a connected socket to this target. Raises ProxyFailed or OSError.
+    """Have a proxy tunnel a connected socket to the target. Raises ProxyFailed or OSError.
 
-    Without TLS an HTTP proxy makes the request itself, so there is nothing to open.
+    Without TLS an HTTP proxy makes the request itself, so no tunnel is needed.
     """
     if proxy.scheme == "socks5":
         await _open_socks(loop, opened, proxy, host, port)
@@ -191,14 +191,14 @@ async def _open_connect(
         raise ProxyFailed(f"the proxy {proxy.host} does not take these credentials")
     if found[1][:1] != b"2":
         raise ProxyFailed(f"the proxy does not lead to {target}: HTTP {found[1].decode()}")
-    if not head.endswith(b"\r\n\r\n"):  # in TLS the client speaks first, so nothing may follow yet
+    if not head.endswith(b"\r\n\r\n"):  # in TLS the client speaks first, so the proxy must not have sent more
         raise ProxyFailed(f"the proxy {proxy.host} said more than an answer")
 
 
 async def _open_socks(
     loop: asyncio.AbstractEventLoop, opened: socket.socket, proxy: Proxy, host: str, port: int
 ) -> None:
-    """Greet, log in, ask for the target (RFC 1928, 1929). The proxy looks the name up."""
+    """Greet, log in, and ask for the target (RFC 1928, 1929). The proxy looks up the name."""
 
     async def receive(length: int) -> bytes:
         received = b""

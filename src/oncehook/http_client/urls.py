@@ -1,7 +1,7 @@
-"""The one spelling of a web address: `read_url` comes in with what a person wrote and goes out with what is called.
+"""The canonical spelling of a URL: `read_url` takes what a person wrote and returns what is called.
 
-Everything that makes two programs read one address differently (user names, odd numbers, other alphabets, control
-characters) is refused or written out before anybody judges the host (S20). Destinations call it when they are made.
+Whatever two programs could read differently (user names, odd numbers, other alphabets, control characters) is refused
+or normalised before the host is checked (S20). Destinations call it when they are built.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _HOST: Final = re.compile(
 )
 _NUMBER: Final = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?")
 _AS_IT_IS: Final = "%/?:@!$&'()*+,;=-._~[]|"
-"""What stays in path and query: an address may be signed, so nothing that is legal is written another way."""
+"""Characters that stay as they are in path and query: an address may be signed, so legal ones are not re-encoded."""
 
 _FORM: Final = 'It is written like "https://example.org/hook".'
 
 
 def read_url(text: str) -> str:
-    """Return the address as it will be called. Raises ConfigError, whose sentence never repeats the address."""
+    """Return the URL as it will be called. Raises ConfigError, which never repeats the URL."""
     parts = _split(text)
     if parts.scheme not in ("http", "https"):
         raise ConfigError("A destination's address begins with http:// or https://.", hint=_FORM)
@@ -43,7 +43,7 @@ def read_url(text: str) -> str:
 
 
 def _split(text: str) -> SplitResult:
-    # urlsplit silently drops tabs and line breaks, and takes a backslash for a letter where browsers see a slash
+    # urlsplit drops tabs and line breaks, and keeps a backslash, which browsers read as a slash
     if not text.isprintable() or " " in text or "\\" in text:
         raise ConfigError(
             "A destination's address must not hold spaces, backslashes or control characters.", hint=_FORM
@@ -78,7 +78,7 @@ def _ipv6(text: str) -> IPv6Address:
 
 
 def _ipv4(name: str) -> str:
-    """Read a host that ends in a number as IPv4, whatever its spelling: octal, hexadecimal, short, one number."""
+    """Read a host that ends in a number as IPv4 in any spelling: octal, hexadecimal, short, one number."""
     try:
         return str(IPv4Address(socket.inet_aton(name.removesuffix("."))))
     except OSError:
@@ -86,8 +86,8 @@ def _ipv4(name: str) -> str:
 
 
 def _ascii(name: str) -> str:
-    """Return a name of other letters as the DNS knows it: IDNA 2008 after the mapping of UTS 46, as browsers do."""
-    import idna  # Python's own codec has the tables of 2003, under which "faß.de" is somebody else's "fass.de"
+    """Encode an international name for the DNS: IDNA 2008 after the mapping of UTS 46, as browsers do."""
+    import idna  # Python's own codec implements IDNA 2003, in which "faß.de" is another domain, "fass.de"
 
     try:
         return idna.encode(name, uts46=True).decode().lower()
@@ -96,15 +96,15 @@ def _ascii(name: str) -> str:
 
 
 def with_path(url: str, path: str) -> str:
-    """Return an address that goes on with a path of its own. Raises ConfigError, which repeats neither."""
+    """Return a base URL with a path appended. Raises ConfigError, which repeats neither of them."""
     if "?" in url or "#" in url:
         raise ConfigError("A path cannot follow an address that has a query.", hint="Put the query into the path.")
-    # The slash is always ours: a path that began with "@" or "." would otherwise become part of the host.
+    # We add the slash ourselves: a path that begins with "@" or "." would otherwise become part of the host.
     return f"{url.rstrip('/')}/{path.lstrip('/')}"
 
 
 def shown_url(url: str, *, is_secret: bool = False) -> str:
-    """Return an address as it may be shown: the names in its query without their values; of a secret one the host."""
+    """Return a URL as it may be shown: query parameters without values; for a secret URL, the host only."""
     if is_secret:
         return f"{urlsplit(url).scheme}://{host_of(url)}/…"
     before, mark, query = url.partition("?")
@@ -117,7 +117,7 @@ def _shown_parameter(piece: str) -> str:
 
 
 def secret_parts(url: str) -> set[str]:
-    """Return what must not be repeated of an address that is a secret: all of it but the host, whole and in pieces."""
+    """Return the parts of a secret URL to mask: everything but the host, as a whole and in pieces."""
     parts = urlsplit(url)
     target = url.partition(f"://{parts.netloc}")[2]
     pieces = {*parts.path.split("/"), *(pair.partition("=")[2] for pair in parts.query.split("&"))}
@@ -125,7 +125,7 @@ def secret_parts(url: str) -> set[str]:
 
 
 def is_address(host: str) -> bool:
-    """Tell whether a host is written as an address, so that no name has to be looked up."""
+    """Tell whether a host is an IP address, which needs no look-up."""
     try:
         ip_address(host)
     except ValueError:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
 
 from oncehook.errors import ConfigError
 from oncehook.human import nearest
+from oncehook.plugins import find_entry_points, load_entry_point
 from oncehook.sources import Preset
 
 GROUP = "oncehook.presets"
@@ -18,11 +19,11 @@ GROUP = "oncehook.presets"
 
 def names() -> list[str]:
     """List every preset, ours and those of other packages."""
-    return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
+    return sorted(_ours() | {point.name for point in find_entry_points(GROUP)})
 
 
 def load(name: str | Preset) -> Preset:
-    """Return the preset of this name. Only its own module is imported; no other package can take a name of ours."""
+    """Return the preset of this name, importing only its own module. Another package cannot replace one of ours."""
     if isinstance(name, Preset):
         return name
     if name in _ours():
@@ -31,26 +32,13 @@ def load(name: str | Preset) -> Preset:
         module = importlib.import_module(f"{__name__}.{'p_' if plain[0].isdigit() else ''}{plain}")
         preset: Preset = module.PRESET
         return preset
-    for point in entry_points(group=GROUP, name=name):
-        return _theirs(point)
+    for point in find_entry_points(GROUP, name):
+        return load_entry_point(point, Preset, "preset")
     near = nearest(name, names())
     raise ConfigError(f'There is no preset "{name}".' + (f' Did you mean "{near}"?' if near else ""))
 
 
-def _ours() -> set[str]:
+@cache
+def _ours() -> frozenset[str]:
     modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    return {name.removeprefix("p_").replace("_", "-") for name in modules}
-
-
-def _theirs(point: EntryPoint) -> Preset:
-    package = point.dist.name if point.dist else "another package"
-    try:
-        found = point.load()
-    except Exception as error:
-        raise ConfigError(f'The preset "{point.name}" of {package} cannot be loaded: {error}.') from error
-    if not isinstance(found, Preset):
-        raise ConfigError(
-            f'The preset "{point.name}" of {package} is a {type(found).__name__}.',
-            hint=f"The entry point {point.value!r} must name a Preset.",
-        )
-    return found
+    return frozenset(name.removeprefix("p_").replace("_", "-") for name in modules)

@@ -20,12 +20,12 @@ def read_body(arrival: Arrival) -> Any:
 
 
 def fill(envelope: str, *parts: object) -> Sample:
-    """Return a sample of an envelope that holds these parts."""
+    """Build a sample: an envelope around these parts."""
     return Sample(envelope % parts)
 
 
 def one_by_one(data: Any, arrival: Arrival) -> Iterator[Any]:
-    """Yield the objects of an array, anything else in it as `Odd`; a body that is no array stays whole."""
+    """Yield the objects of an array; other items in it as `Odd`; a body that is no array as a whole."""
     for item in data if isinstance(data, list) else ():
         yield [item] if isinstance(item, dict) else Odd([item])
     if not isinstance(data, list):

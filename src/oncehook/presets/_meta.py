@@ -15,7 +15,7 @@ from oncehook.model import Arrival
 from oncehook.sources import Odd, Reply, Source
 from oncehook.verify import Hmac, same
 
-# Over the bytes on the wire, where Meta escapes everything outside ASCII: parsing and writing it again breaks it.
+# Signed over the bytes on the wire, in which Meta escapes non-ASCII text: parsing and re-encoding changes them.
 SIGNATURE = Hmac(header="X-Hub-Signature-256", prefix="sha256=")
 
 
@@ -28,7 +28,7 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     challenge = query.get("hub.challenge", [""])[0].encode()
     if query.get("hub.mode") != ["subscribe"] or not source.verify_token or not same(token, source.verify_token):
         return None
-    # Plain text and nosniff: the challenge is the caller's own text.
+    # Plain text and nosniff, because the challenge is text chosen by the caller.
     return Reply(200, challenge, ((b"content-type", b"text/plain"), (b"x-content-type-options", b"nosniff")))
 
 
@@ -37,7 +37,7 @@ Splitter = Callable[[Any], Iterator[Any]]
 
 
 def each(name: str, below: Splitter) -> Splitter:
-    """Build a splitter of an object along its list of this name, and of every item in turn."""
+    """Build a splitter: an object by its list of this name, then each item by another splitter."""
 
     def split(whole: Any) -> Iterator[Any]:
         items = whole.get(name) if isinstance(whole, dict) else None
@@ -61,7 +61,7 @@ def one_of(
 ) -> Iterator[Any]:
     """Yield a copy of the object for every item of the named lists, holding that item alone.
 
-    `below` splits the items of some lists in turn.
+    `below` splits the items of some lists further.
     """
     rest = {name: value for name, value in whole.items() if name not in names}
     for name in names:
@@ -72,10 +72,10 @@ def one_of(
 
 
 def put(whole: dict[str, Any], name: str, part: Any) -> Any:
-    """Return a copy of the object with a part alone in the named list; an odd part makes it odd."""
+    """Return a copy of the object with only this part in the named list; an odd part makes it odd."""
     return wrap(part, lambda item: {**whole, name: [item]})
 
 
 def wrap(part: Any, build: Callable[[Any], Any]) -> Any:
-    """Build something around a part; around an odd part it is odd as well."""
+    """Build an envelope around a part; around an odd part it is odd, too."""
     return Odd(build(part.part)) if isinstance(part, Odd) else build(part)

@@ -1,7 +1,7 @@
 """Acuity Scheduling: a form with an action and an object's id, and neither an event id nor a time.
 
-Two reschedules of one appointment are the same bytes as one reschedule sent twice. So only what can happen once to an
-object has a key; the rest is kept every time, and what waits for one appointment is worked in one go.
+Two reschedules of one appointment have the same bytes as one that is sent twice. So only what can happen once to an
+object has a key; everything else is stored each time, and one attempt covers all that wait for an appointment.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PRESET = Preset(
     scheme=Hmac(header="X-Acuity-Signature", encoding="base64"),
     key=key,
     on_missing_key="accept",
-    # A form is read by its content type, which is not signed. Two reschedules have the same bytes, so nothing more than
-    # a mark is made of that.
+    # The content type decides that the body is a form, and is not signed. Because two reschedules have the same bytes,
+    # a mark is all that this leads to.
     key_authenticated=False,
-    # "Appointment 42 was rescheduled" is done once for all that wait: the handler reads the appointment anyway.
+    # One attempt covers all that wait for "appointment 42 was rescheduled": the handler reads the appointment anyway.
     coalesce=True,
     type=action,
     subject="form:id",
-    # About a day, and nobody has written it down.
+    # About a day; not documented.
     horizon="1d",
     facts={
         "scheme": "developers.acuityscheduling.com/docs/webhooks",

@@ -13,7 +13,7 @@ ONCE: Final = frozenset({"invitee.created", "invitee.canceled", "routing_form_su
 
 
 def key(context: RuleContext) -> tuple[str, ...]:
-    """Return event and object; and its time for what may happen again: no-shows are unmarked, event types updated."""
+    """Return event and object; for what may happen again (no-shows, updates of event types) also the time."""
     event, about = context.data["event"], context.data["payload"]["uri"]
     return (event, about) if event in ONCE else (event, about, context.data["created_at"])
 

@@ -1,7 +1,7 @@
 """CloudEvents over HTTP: one event in the body (structured), in the headers (binary), or many in an array (batched).
 
-The sender shows a token, in the Authorization header or in the query. Before it sends, it may ask by OPTIONS whether
-its events are welcome. It wants 202 for what is accepted and not yet worked.
+The sender shows a token, in the Authorization header or in the query. It may first ask by OPTIONS for permission to
+send. It expects 202 for an accepted event that is not processed yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def split(data: Any, arrival: Arrival) -> Iterator[Any]:
 
 
 def attribute(name: str) -> Reader:
-    """Build a reader of a context attribute, wherever the mode puts it."""
+    """Build a reader of a context attribute in any of the three modes."""
 
     def read(context: RuleContext) -> Any:
         if not (context.media_type or "").startswith("application/cloudevents"):
@@ -63,7 +63,7 @@ def key(context: RuleContext) -> tuple[Any, ...] | None:
 
 
 def subject(context: RuleContext) -> Any:
-    """Return the partition key, which is for ordering; else the subject within its source."""
+    """Return the partition key, which exists for ordering; otherwise source and subject."""
     found = _present(_partition, context)
     if found:
         return found
@@ -81,8 +81,8 @@ def _present(read: Reader, context: RuleContext) -> Any:
 def handshake(arrival: Arrival, source: Source) -> Reply | None:
     """Consent to `OPTIONS` with `WebHook-Request-Origin` from a sender that has the token.
 
-    Without it anybody could have a sender flood us: the question goes to the very address that is registered, so a
-    token in its query comes along.
+    Without the token anybody could have a sender flood us. The request goes to the registered address, so a token in
+    its query is present.
     """
     origin = header(arrival.headers, b"webhook-request-origin")
     if arrival.method != "OPTIONS" or not origin or not _ORIGIN.fullmatch(origin):

@@ -1,7 +1,7 @@
 """Discord: interactions (commands, buttons, forms) and webhook events, signed with ed25519 over time and body.
 
 Discord tests the address with a PING of either kind and, from then on, with wrong signatures. It waits three seconds.
-An interaction is answered as deferred: the user sees that something goes on, and a handler has 15 minutes to say more
+An interaction is answered as deferred: the user sees that it is being worked on, and a handler has 15 minutes to answer
 with the token in the body. A webhook event is answered with an empty 204.
 """
 
@@ -28,7 +28,7 @@ _ANSWERS: Final = {
     4: Reply(200, b'{"type":8,"data":{"choices":[]}}'),
     5: _LATER,
 }
-"""What each type of interaction takes as "got it": of suggestions while somebody types, none."""
+"""The acknowledgement of each type of interaction; none for suggestions while somebody types."""
 
 
 def _type_of_interaction(data: Any) -> object:
@@ -87,12 +87,12 @@ PRESET = Preset(
         header="X-Signature-Ed25519",
         timestamp="header:X-Signature-Timestamp",
         signed="{timestamp}{body}",
-        # Webhook events are tried again for ten minutes, and nobody says whether they are signed anew for that.
+        # Webhook events are retried for ten minutes; whether with a new signature is not documented.
         tolerance=900.0,
     ),
     handshake=handshake,
     answer=answer,
-    # Webhook events have no id of their own. Their time counts microseconds; whom they are about tells the rest apart.
+    # Webhook events have no id. Their time has microseconds; together with the person it identifies them.
     key=[
         ["$.event.type", "$.event.timestamp", "?$.event.data.id", "?$.event.data.user.id"],
         ["$.application_id", "$.id"],
@@ -108,7 +108,7 @@ PRESET = Preset(
         "$.channel_id",
     ],
     event_time=read_time,
-    # One comes with every key that is pressed, and an answer later is no answer.
+    # One comes with every key press, and a late answer is useless.
     ignore=("autocomplete.*",),
     horizon="10m",
     budget="2s",

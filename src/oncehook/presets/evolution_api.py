@@ -1,7 +1,7 @@
 """Evolution API v2: a WhatsApp bridge that signs nothing; a JWT or a fixed header says who sends, not what.
 
-Its JWT is made once, lasts ten minutes, and is sent again by retries that go on for twenty-five; a 401 is final. So
-an expired one is taken for an hour. Global and instance webhooks bring the same event twice, which makes one.
+Its JWT is made once, lasts ten minutes, and is reused by retries that go on for twenty-five; a 401 is final. So an
+expired one is accepted for an hour. Global and instance webhooks send the same event twice, which is stored once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Either, Jwt, Token
 
-# The global webhook sends no header at all; there the instance's token in the body is the only proof, where it is on.
+# The global webhook sends no header at all; the instance's token in the body, where that is enabled, is the only proof.
 SCHEME: Final = Either(
     Jwt(leeway=3600.0, claims={"app": "evolution", "action": "webhook"}),
     Token(place="header:Authorization", prefix="Bearer "),
@@ -36,7 +36,7 @@ RULES: Final = {
     # What was deleted through the API has the database's id in `data.id`, and WhatsApp's in `data.key.id`.
     "messages.delete": Rule.parse([["$.instance", "$.event", "$.data.key.id"], ["$.instance", "$.event", "$.data.id"]]),
 }
-# What a person wrote, by the kind of message: names of the protocol, which both Evolutions pass on as they are.
+# Places of the text that a person wrote, by kind of message: names of the protocol, which both Evolutions keep.
 TEXTS: Final = (
     "conversation",
     "extendedTextMessage.text",
@@ -51,7 +51,7 @@ TEXTS: Final = (
 )
 ACKS: Final = ("PENDING", "SERVER_ACK", "DELIVERY_ACK", "READ", "PLAYED")
 
-# The time of emission is the same for every attempt and both webhooks, and tells two alike events apart.
+# The time of emission is the same for all attempts and both webhooks, and tells equal events apart.
 EMISSION: Final = BodyHash(["$.destination", "$.apikey"])
 CONTENT: Final = BodyHash(["$.destination", "$.apikey", "$.date_time"])
 
@@ -62,7 +62,7 @@ def key(context: RuleContext) -> tuple[str, ...] | None:
     rule = RULES.get(event)
     if rule is not None and (found := rule.read(context)) is not None:
         return found
-    # An edit carries the id of the message it changes, so its content tells it from the next edit.
+    # An edit has the id of the message that it changes, so only its content tells it from the next edit.
     content = CONTENT if event == "messages.edited" else EMISSION
     return instance, event, content(context.body, context.data).hex()
 
@@ -105,14 +105,14 @@ PRESET = Preset(
     preview=[f"{data}.message.{text}" for data in ("$.data", "$.data[0]") for text in TEXTS],
     rank=rank,
     rank_scope=[["$.instance", "$.data.keyId"]],
-    # A reconnect emits the same message again at another time, and each webhook has its own destination.
+    # A reconnect sends the same message again with another time, and each webhook names its own destination.
     volatile=("$.destination", "$.date_time", "$.apikey"),
     redact=("$.apikey",),
     horizon="25m",
     keep_keys="30d",
     daily_volume=50,
     volume=("messages.upsert", "send.message"),
-    # With base64 on, a message brings its media along: 16 MB of it, and a third more for the encoding.
+    # With base64 on, a message contains its media: up to 16 MB, and a third more in base64.
     max_body="24MiB",
     budget="5s",
     facts={

@@ -31,14 +31,14 @@ PRESET = Preset(
     key_authenticated=False,
     split=split_at("$.data.MessageIDs"),
     key=[
-        # An edit in a channel keeps the id of the message it changes.
+        # An edit in a channel has the id of the message that it changes.
         ["$.instanceId", "$.event", "$.data.Info.ID", "$.data.NewsletterMeta.EditTS"],
         ["$.instanceId", "$.event", "$.data.Info.ID"],
         [*RECEIPT, "$.state", "$.data.Sender"],
         [*RECEIPT, "$.state"],
     ],
-    # Connected, Presence and the like look the same every time. Retries end after two minutes, so within ten the same
-    # body is the same event, and later it is another one.
+    # Connected, Presence and the like look the same every time. Because retries end after two minutes, the same body
+    # within ten minutes is the same event, and later another one.
     on_missing_key="body_hash:10m",
     type="$.event",
     subject=[
@@ -58,7 +58,7 @@ PRESET = Preset(
     keep_keys="30d",
     daily_volume=50,
     volume=("Message", "SendMessage"),
-    # Media come along in base64 unless the bridge has a store for them.
+    # Media are included in base64 unless the bridge has a store for them.
     max_body="24MiB",
     # The bridge sets no time limit of its own.
     budget="5s",

@@ -1,6 +1,6 @@
 """Any sender that signs its body with a shared secret: HMAC-SHA256 in hex, in `X-Signature` or `X-Webhook-Signature`.
 
-Another header, encoding or a signed time is a line of `verify`; what is the same event only its owner knows, so a
+Another header, encoding or a signed time is a line of `verify`. Only the owner knows what identifies an event, so a
 source of this preset does not start without a `key`.
 """
 

@@ -1,7 +1,7 @@
-"""GitHub: waits ten seconds and never tries again by itself; somebody has to press Redeliver, for three days.
+"""GitHub: waits ten seconds and never retries by itself; a person can press Redeliver, for three days.
 
-A redelivery carries the id of the first one, so what was already taken in is a duplicate: to work it again, replay it
-here. What an event is about is under a name that depends on the event; all of them are listed.
+A redelivery has the first one's id, so it is a duplicate if that was stored: to process it again, replay it here. The
+name of an event's object depends on the event; all of them are listed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from oncehook.verify import Hmac
 
 EVENT: Final = "header:X-GitHub-Event"
 
-# What an event of a repository is about: the first of these that is there. Issues, pull requests and discussions
-# count in one row of numbers, and a comment on a pull request names it as an issue: by number they stay together.
+# The object of a repository's event: the first of these that exists. Issues, pull requests and discussions share one
+# sequence of numbers, and a comment on a pull request names it as an issue, so the number keeps them together.
 OBJECTS: Final = (
     "pull_request.number",
     "issue.number",
@@ -77,7 +77,7 @@ PRESET = Preset(
     ],
     horizon="3d",
     max_body="26MiB",
-    # Nobody will send it again, so it is worth waiting for the store.
+    # GitHub does not retry, so it is worth waiting for the store.
     budget="8s",
     facts={
         "scheme": "docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries",

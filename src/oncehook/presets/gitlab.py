@@ -28,12 +28,13 @@ _PROJECT: Final = (
 PRESET = Preset(
     name="gitlab",
     title="GitLab",
-    # A signing token begins with whsec_; anything else is the fixed token. A signature that is there decides alone.
+    # A signing token begins with whsec_; anything else is the fixed token. Where there is a signature, it alone
+    # decides.
     scheme=Either(StandardWebhooks(bare=False), Token(place="header:X-Gitlab-Token")),
     # Neither is signed when the fixed token is used.
     body_authenticated=False,
     key_authenticated=False,
-    # The same value twice; of the two, webhook-id is the one a signature covers.
+    # Both have the same value; a signature covers webhook-id only.
     key=["header:webhook-id", "header:Idempotency-Key"],
     type=[[KIND, f"?{OBJECT}.action"], "$.event_name", "header:X-Gitlab-Event"],
     subject=[
@@ -52,7 +53,7 @@ PRESET = Preset(
     event_time=[f"{OBJECT}.updated_at", f"{OBJECT}.created_at"],
     horizon="2d",
     max_body="26MiB",
-    # Nobody will send it again, so it is worth waiting for the store.
+    # GitLab does not retry, so it is worth waiting for the store.
     budget="8s",
     facts={
         "scheme": "docs.gitlab.com/user/project/integrations/webhooks; signing token: gitlab.com/gitlab-org/gitlab "

@@ -11,7 +11,7 @@ from oncehook.presets import _base
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Either, Hash, Hmac
 
-# Which of the URL's escapes HubSpot resolves before signing is not documented, so both readings may match.
+# HubSpot does not document which of the URL's escapes it resolves before signing, so both readings are tried.
 V3: Final = Hmac(
     header="X-HubSpot-Signature-v3",
     encoding="base64",
@@ -36,12 +36,12 @@ _CHANGE: Final = (
 PRESET = Preset(
     name="hubspot",
     title="HubSpot",
-    # With v3 there, it decides alone. v2 and v1 share a header and tell nothing of which they are.
+    # A v3 signature alone decides. v2 and v1 share a header, and nothing tells them apart.
     scheme=Either(V3, Either(V2, V1, every=True)),
     needs=("secret", "public_url"),
     # A single event comes alone in an array, too; a workflow's webhook is no array and stays whole.
     split=_base.one_by_one,
-    # eventId alone is not promised to be unique. Associations have two ends instead of an object.
+    # eventId alone need not be unique. Associations have two ends instead of an object.
     key=[
         [
             "$[0].portalId",

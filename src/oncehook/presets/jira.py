@@ -1,6 +1,6 @@
 """Jira Cloud: admin webhooks are signed with their secret, those of OAuth apps bring a JWT made with the app's.
 
-Only 408, 409, 425, 429 and 5xx are tried again: what is answered 401 because the secret is wrong here is gone.
+Only 408, 409, 425, 429 and 5xx are retried: what we reject with 401 because of a wrong secret is lost.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _HEADERS: Final = {"X-Atlassian-Webhook-Identifier": "{id}-5c4d", "X-Atlassian-W
 PRESET = Preset(
     name="jira",
     title="Jira Cloud",
-    # The prefix names the algorithm; it is ours to fix, not the sender's to choose.
+    # The prefix names the algorithm, which we fix, so that the sender cannot choose a weak one.
     scheme=Either(Hmac(header="X-Hub-Signature", prefix="sha256="), Jwt()),
-    # The JWT says who sends, and nothing about what.
+    # The JWT proves the sender, not the content.
     body_authenticated=False,
     key_authenticated=False,
     watch_proof=True,

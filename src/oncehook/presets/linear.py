@@ -1,6 +1,6 @@
 """Linear: stamps each attempt with its time inside the signed body, so a retry has other bytes than the first try.
 
-It takes nothing but 200 for an answer, within five seconds, and tries again after 1 minute, 1 hour and 6 hours.
+It accepts only 200, within five seconds, and retries after 1 minute, 1 hour and 6 hours.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def _headers(event: str) -> dict[str, str]:
 PRESET = Preset(
     name="linear",
     title="Linear",
-    # The Linear-Timestamp header is signed by nobody; the one in the body is.
+    # The Linear-Timestamp header is not signed; the timestamp in the body is.
     scheme=Hmac(header="Linear-Signature", timestamp="body:webhookTimestamp", unit="milliseconds", tolerance=60.0),
-    # That the delivery's id stays the same across retries is likely, and written nowhere.
+    # The delivery's id probably stays the same across retries; that is not documented.
     key=["header:Linear-Delivery", ["$.webhookId", "$.type", "$.action", "$.data.id", "$.data.updatedAt"]],
     key_authenticated=False,
-    # Anew with every try.
+    # Changes with every attempt.
     own="$.webhookTimestamp",
     type=[["$.type", "?$.action"]],
     subject=[["$.organizationId", "$.data.id"], ["$.organizationId", "$.agentSession.id"], "$.organizationId"],

@@ -1,7 +1,7 @@
 """Mailgun: proves itself by a random token inside the body, and signs nothing of the event beside it.
 
-So whoever sees one genuine request can write others with its token for as long as the tolerance lasts: treat the event
-as a hint. Mail forwarded by a route comes as a form with the same three fields.
+So whoever sees one genuine request can forge others with its token within the tolerance: treat the event as a hint.
+Mail forwarded by a route comes as a form with the same three fields.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PRESET = Preset(
     scheme=Mailgun(),
     body_authenticated=False,
     key_authenticated=False,
-    # A token is sent once, and again with a retry: under another event's id it was captured.
+    # A token is used once, and again by retries: with another event's id, it was captured.
     watch_proof=True,
-    # Of a forwarded mail there is a copy for each recipient.
+    # Forwarded mail comes in one copy per recipient.
     key=[f"{DATA}.id", ["form:Message-Id", "form:recipient"]],
     type=[f"{DATA}.event", "form:event"],
     subject=[
@@ -38,9 +38,9 @@ PRESET = Preset(
         ["form:Message-Id", "form:recipient"],
     ],
     event_time=[f"{DATA}.timestamp", "form:timestamp"],
-    # Should a retry ever be signed anew, it is the same event all the same.
+    # A retry with a new signature would be the same event.
     volatile=("$.signature",),
-    # 10, 10, 15, 30 minutes, 1, 2, 4 hours. Any status but 200 is tried again, except 406: so that is never ours.
+    # 10, 10, 15, 30 minutes, 1, 2, 4 hours. Every status but 200 is retried, except 406, which we never send.
     horizon="9h",
     max_body="4MiB",
     facts={

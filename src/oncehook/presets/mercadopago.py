@@ -21,7 +21,7 @@ def kind(context: RuleContext) -> str:
 PRESET = Preset(
     name="mercadopago",
     title="Mercado Pago",
-    # The documentation lowers the case of the id before signing, the library does not: either will do.
+    # The documentation lower-cases the id before signing, the library does not: both are accepted.
     scheme=Hmac(
         header="x-signature",
         fields=Fields(signature="v1", separator=","),
@@ -32,19 +32,19 @@ PRESET = Preset(
             "[id:{query:data.id};][request-id:{header:x-request-id};]ts:{timestamp};",
         ),
     ),
-    # No age is published and retries come for four days; nothing genuine is older than five.
+    # No maximum age is documented and retries come for four days; nothing genuine is older than five.
     tolerance="5d",
     body_authenticated=False,
     key_authenticated=False,
-    # The id in the URL is signed: with it in the key, a request captured for one payment cannot use up the key of
-    # another. Orders have no notification id, but a version that counts up.
+    # The id in the URL is signed: with it in the key, a request captured for one payment cannot use up another's key.
+    # Orders have no notification id, but a version that counts up.
     key=[
         ["query:data.id", "$.id", "?$.action"],
         ["$.id", "?$.action"],
         ["query:data.id", "$.action", "$.data.version"],
         ["$.data.id", "$.action", "$.data.version"],
     ],
-    # What is left says only "something changed": two such are not the same event.
+    # The rest says only "something changed": two of them are not the same event.
     on_missing_key="accept",
     type=kind,
     subject=["query:data.id", "$.data.id", "$.resource"],

@@ -20,7 +20,7 @@ ADDRESS: Final = frozenset({"sender", "recipient", "timestamp", "hop_context"})
 
 
 def split(data: Any, arrival: Arrival) -> Iterator[Any]:
-    """Yield each messaging item and each change; a document in an array stays in one."""
+    """Yield each messaging item and each change; a document in an array keeps its array."""
     if not isinstance(data, list) or not data:
         yield from _documents(data)
         return
@@ -43,7 +43,7 @@ _documents: Final = _meta.each("entry", _entry)
 
 
 class MessengerNotice(NamedTuple):
-    """One item: its account, what happened, and the item itself."""
+    """One item: its account, its kind, and the item itself."""
 
     account: str
     kind: str
@@ -53,7 +53,7 @@ class MessengerNotice(NamedTuple):
 
 
 def read(context: RuleContext) -> MessengerNotice:
-    """Read the one item of an event. Raises what a missing field raises, which a rule treats as missing."""
+    """Read the one item of an event. A missing field raises, which a rule treats as a missing value."""
     data = context.data
     entry = (data[0] if isinstance(data, list) else data)["entry"][0]
     for name in ("messaging", "standby"):
@@ -73,13 +73,14 @@ def _messaging(account: str, item: dict[str, Any], prefix: str) -> MessengerNoti
     kind = prefix + name
     if name == "message" and about.get("is_echo"):
         kind += ".echo"
-    elif name == "message" and about.get("is_deleted"):  # under the mid of the message that is gone
+    elif name == "message" and about.get("is_deleted"):  # with the mid of the deleted message
         kind += ".deleted"
     return MessengerNotice(account, kind, item, about)
 
 
 def key(context: RuleContext) -> tuple[Any, ...] | None:
-    """Return a message's mid; of receipts who and how far; else who, what and when. Changes have no key."""
+    """Return a message's mid; for receipts, the person and the moment; otherwise person, kind and time. Changes have no
+    key."""
     account, kind, item, about = read(context)
     if about is None:
         return None
@@ -94,7 +95,7 @@ def key(context: RuleContext) -> tuple[Any, ...] | None:
 
 
 def subject(context: RuleContext) -> tuple[Any, ...]:
-    """Return the account and the other person; of a change, the account and its post."""
+    """Return the account and the other person; for a change, the account and its post."""
     account, _, item, about = read(context)
     if about is not None:
         sender = item["sender"]["id"]
@@ -105,12 +106,12 @@ def subject(context: RuleContext) -> tuple[Any, ...]:
 
 
 def text(notice: MessengerNotice) -> str | None:
-    """Return what a person wrote or pressed; of a comment, its text."""
+    """Return the text that a person wrote or pressed; for a comment, its text."""
     content = notice.item if notice.about is None else notice.about
     return content.get("text") or content.get("title")
 
 
-# entry.time is when Meta sent the notice, and changes from attempt to attempt: it is no time of the event.
+# entry.time is the time of sending, which changes with every attempt, not the time of the event.
 _ENVELOPE: Final = '{"object":"page","entry":[{"id":"108077611888514","time":{now_ms},"messaging":[%s]}]}'
 _ITEM: Final = '{"sender":{"id":"7114203988"},"recipient":{"id":"108077611888514"},"timestamp":{now_ms},%s}'
 _MESSAGE: Final = _ITEM % '"message":{"mid":"m_{id}%s","text":"Ol\\u00e1, ainda est\\u00e1 aberto?"}'

@@ -1,7 +1,7 @@
 """n8n, and likewise Zapier and Make: a flow that somebody built, so its author decides what it sends and how.
 
-Nothing is signed unless the flow does it, and a key is there only where the author put one: without it an event passes
-unchanged, marked unkeyed, and a run that is repeated by hand is a new event.
+Only a flow that signs is verified, and only one that sends a key has one: otherwise events are stored as they come,
+marked unkeyed, and a run repeated by hand is a new event.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PRESET = Preset(
     scheme=Either(BODY_HMAC, Token(place="header:Authorization", prefix="Bearer ")),
     body_authenticated=False,
     key_authenticated=False,
-    # The body goes first: where the flow signs, the signature covers it, and a header never.
+    # The body goes first: a flow's signature covers the body, never a header.
     key=[
         "$.idempotency_key",
         "$.messageId",
         "$.data.idempotency_key",
         "$.data.messageId",
-        ["$.eventName", "$.id"],  # log streaming: the only thing that n8n sends by itself
+        ["$.eventName", "$.id"],  # log streaming: the only events that n8n sends by itself
         "header:Idempotency-Key",
     ],
     on_missing_key="accept",

@@ -17,13 +17,13 @@ AUTHORIZATION: Final = "header:Authorization"
 PRESET = whatsapp_cloud.PRESET.replace(
     name="360dialog",
     title="360dialog",
-    # How the digest is written is not documented: plain hex is what people see, `sha256=` what Meta would write.
-    # Only partners have the platform secret; everybody else sets a header next to the URL instead.
+    # How the digest is encoded is not documented: plain hex is what people see, `sha256=` is Meta's form. Only partners
+    # have the platform secret; everybody else sets a header next to the URL instead.
     scheme=Either(
         Either(Hmac(header=SIGNATURE), Hmac(header=SIGNATURE, prefix="sha256="), every=True),
         Either(Token(place=AUTHORIZATION), Token(place=AUTHORIZATION, prefix="Bearer "), every=True),
     ),
-    # True of the signature only; the header says who sends, and nothing about what.
+    # True for the signature only; the header proves the sender, not the content.
     body_authenticated=False,
     key_authenticated=False,
     handshake=None,

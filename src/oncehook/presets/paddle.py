@@ -23,10 +23,10 @@ PRESET = Preset(
     type="$.event_type",
     subject="$.data.id",
     event_time="$.occurred_at",
-    # Differs per destination, and when a notification is replayed by hand.
+    # Differs per destination, and when a notification is resent by hand.
     volatile=("$.notification_id",),
     horizon="3d",
-    # Paddle waits 5 s, and wants exactly 200, which is what we say anyway.
+    # Paddle waits 5 s, and accepts only 200, which is our answer anyway.
     budget="2.5s",
     facts={
         "scheme": "github.com/PaddleHQ/paddle-python-sdk paddle_billing/Notifications/PaddleSignature.py",

@@ -1,6 +1,6 @@
 """PayPal: signed with RSA over a transmission's id, time, your webhook's id and a CRC-32 of the body.
 
-The secrets are the webhook's id and PayPal's certificate. A CRC is no proof of the body against somebody who holds a
+The secrets are the webhook's id and PayPal's certificate. A CRC does not protect the body against somebody who holds a
 genuine transmission: fetch the object before acting on money.
 """
 
@@ -13,10 +13,10 @@ PRESET = Preset(
     name="paypal",
     title="PayPal",
     scheme=PayPal(),
-    # What is signed is a checksum of the body, which anybody can make come out the same.
+    # The signature covers a checksum of the body, for which anybody can make another body.
     body_authenticated=False,
     key_authenticated=False,
-    # A captured transmission proves itself only: another body under its id is a conflict.
+    # A captured transmission cannot become another event: another body under its id is a conflict.
     watch_proof=True,
     own="header:PayPal-Transmission-Id",
     key="$.id",

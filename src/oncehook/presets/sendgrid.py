@@ -1,7 +1,7 @@
 """SendGrid Event Webhook: arrays of events, signed with a private key whose public half SendGrid shows.
 
-Copies are common: in one report each event came three times on average and for 29 hours. A retry may gather the
-events anew, so each of them is compared by itself.
+Duplicates are common: one report found three copies of each event on average, over 29 hours. A retry may group the
+events differently, so each is compared by itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PRESET = Preset(
     scheme=SendGrid(),
     split=_base.one_by_one,
     key="$[0].sg_event_id",
-    # "Where present", says SendGrid. Without it the same content is the same event: it holds its own time.
+    # Documented as "where present". Without it, the same content is the same event: it contains its own time.
     on_missing_key="body_hash",
     type="$[0].event",
-    # One message may go to many addresses, and each has its own story.
+    # One message may go to many addresses, each with events of its own.
     subject=[["$[0].sg_message_id", "$[0].email"], "$[0].email"],
     event_time="$[0].timestamp",
     horizon="29h",

@@ -33,8 +33,8 @@ PRESET = Preset(
     name="shopify",
     title="Shopify",
     scheme=Either(*(Hmac(header=f"{prefix}Hmac-Sha256", encoding="base64") for prefix in PREFIXES)),
-    # Per delivery and subscription, and kept when Shopify tries again. Event-Id is the other choice: one id for all
-    # that one action of the merchant set off, so on its own it would swallow whatever else came of that action.
+    # One id per delivery and subscription, the same in retries. Event-Id, the alternative, is one id for everything
+    # that one action of the merchant caused, so as a key it would drop all but the first.
     key=expand("header:Webhook-Id"),
     key_authenticated=False,
     type=expand("header:Topic", "?header:Action"),

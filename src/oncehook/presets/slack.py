@@ -1,4 +1,4 @@
-"""Slack Events API: signed with the time, three seconds to answer, and a repeat at once when that was not met.
+"""Slack Events API: signed with the time; waits three seconds for an answer, otherwise repeats at once.
 
 The first request asks for a challenge back; it is signed like any other. Slash commands and buttons come as forms.
 """
@@ -22,14 +22,14 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     if b"url_verification" not in arrival.body or arrival.method != "POST":
         return None
     data = _base.read_body(arrival)
-    # An event in which somebody writes the word is an event.
+    # An ordinary event may contain the word in somebody's text.
     if not isinstance(data, dict) or data.get("type") != "url_verification":
         return None
     return Reply(200, msgspec.json.encode({"challenge": data.get("challenge")}))
 
 
 def interaction(context: RuleContext) -> Any:
-    """Parse what a button or a dialog sends: JSON in a form. Raises what a rule treats as missing."""
+    """Parse the content of a button or a dialog: JSON in a form. Raises what a rule treats as missing."""
     return payload.parse((context.form("payload") or "").encode())
 
 
@@ -60,7 +60,7 @@ PRESET = Preset(
     handshake=handshake,
     # With the app's id, because several apps may share one address.
     key=[["$.api_app_id", "$.event_id"], "$.event_id", "form:trigger_id"],
-    # A command is a form, which is read by its content type; that is not signed.
+    # The content type decides that a command is a form, and is not signed.
     key_authenticated=False,
     # app_rate_limited has no id, and interactions are never repeated.
     on_missing_key="body_hash",

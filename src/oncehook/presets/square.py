@@ -12,7 +12,7 @@ PRESET = Preset(
     needs=("secret", "public_url"),
     key="$.event_id",
     type="$.type",
-    # catalog.version.updated and its like are about the merchant as a whole.
+    # catalog.version.updated and the like concern the merchant as a whole.
     subject=[["$.merchant_id", "$.data.type", "$.data.id"], "$.merchant_id"],
     event_time="$.created_at",
     horizon="3d",

@@ -11,7 +11,7 @@ from oncehook.verify import Either, StandardWebhooks
 
 
 def key(context: RuleContext) -> str | None:
-    """Return the signed id, beside the signature that was verified: any other is untrusted."""
+    """Return the id from the header set whose signature was verified: any other id is untrusted."""
     return context.header("webhook-id" if context.header("webhook-signature") else "svix-id")
 
 
@@ -19,10 +19,10 @@ PRESET = Preset(
     name="standard-webhooks",
     title="Standard Webhooks and Svix",
     scheme=Either(StandardWebhooks(), StandardWebhooks(prefix="svix")),
-    # The same on every attempt; the timestamp is renewed.
+    # The same in every attempt; the timestamp changes.
     key=key,
     type="$.type",
-    # A convention, no more: `data` is the object as it is now, and objects have ids.
+    # A convention only: `data` is the current object, and objects have ids.
     subject="$.data.id",
     event_time="$.timestamp",
     # 5 s, 5 min, 30 min, 2, 5, 10, 14, 20, 24 h.

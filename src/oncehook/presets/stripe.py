@@ -17,7 +17,7 @@ PRESET = Preset(
     ),
     key="$.id",
     type="$.type",
-    # Connect: the same object id may exist in two accounts. A thin event names its object beside the data.
+    # Connect: the same object id may exist in two accounts. A thin event has its object beside the data.
     subject=[
         ["$.account", "$.data.object.id"],
         "$.data.object.id",
@@ -25,7 +25,7 @@ PRESET = Preset(
         "$.related_object.id",
     ],
     event_time="$.created",
-    # Counts the endpoints that have not answered yet, so it is lower when the event comes again.
+    # The number of endpoints that have not answered yet, so it is lower in later attempts.
     volatile=("$.pending_webhooks",),
     # Resends by hand: 15 days in the dashboard, 30 by the CLI.
     horizon="30d",

@@ -1,7 +1,7 @@
 """Telegram bots: one update per request, proven by a token in a header and by nothing else.
 
-`update_id` counts up per bot, but after a week of silence it starts anywhere: a smaller one is not older. So one
-source is one bot.
+`update_id` counts up per bot, but restarts at a random number after a week of silence: a smaller one is not older. So
+one source is one bot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRESET = Preset(
     key="$.update_id",
     on_missing_key="body_hash",
     type=kind,
-    # The chat where there is one; a button is pressed under a message in a chat; the rest is about a person or a poll.
+    # The chat, if there is one; for a pressed button, the chat of its message; otherwise a person or a poll.
     subject=[
         "$.*.chat.id",
         "$.callback_query.message.chat.id",
@@ -39,12 +39,12 @@ PRESET = Preset(
         "$.*.user.id",
         "$.poll.id",
     ],
-    # The text above a button is the question; what was pressed is its answer.
+    # The button's data is the answer; the text above it is the question.
     preview=["$.callback_query.data", "$.*.text", "$.*.caption", "$.*.query"],
     # An edited message keeps the date it was sent.
     event_time=["$.*.edit_date", "$.*.date"],
     horizon="24h",
-    # Not longer: after a silence a new id could be one that we still remember.
+    # No longer: after a silence, a new id could equal one that is still kept.
     keep_keys="7d",
     budget="2s",
     facts={

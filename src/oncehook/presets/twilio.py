@@ -1,6 +1,6 @@
 """Twilio: forms, signed together with the URL they are posted to; the answer is read as instructions (TwiML).
 
-All its attempts fit into 15 seconds, so we rather wait than say 503.
+All its attempts happen within 15 seconds, so we wait for the store rather than answer 503.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CALL: Final = Rule.parse([["form:CallSid", "form:CallStatus", "form:SequenceNumb
 
 def key(context: RuleContext) -> tuple[str, ...] | None:
     """Return the message and its status, or the call and its step; anything else has no key."""
-    # Conversations, another product, has several events for one message: added, updated, removed.
+    # Conversations, another product, sends several events about one message: added, updated, removed.
     return None if context.form("EventType") else MESSAGE.read(context) or CALL.read(context)
 
 
@@ -49,7 +49,7 @@ PRESET = Preset(
     needs=("secret", "public_url"),
     key=key,
     on_missing_key="body_hash",
-    # What is signed are the fields without the borders between name and value.
+    # The signed text is the fields without separators between names and values.
     key_authenticated=False,
     type=kind,
     preview="form:Body",

@@ -14,7 +14,7 @@ from oncehook.verify import Hmac
 
 EVENT: Final = Rule.parse("$.id")
 MESSAGE: Final = Rule.parse([["$.session", "$.event", "$.payload.id"]])
-# One message is acknowledged several times over, and in a group by several people.
+# One message is acknowledged several times, in a group by several people.
 ACK: Final = Rule.parse(
     [
         ["$.session", "$.event", "$.payload.id", "$.payload.ack", "$.payload.participant"],
@@ -51,10 +51,10 @@ _ENVELOPE: Final = (
 PRESET = Preset(
     name="waha",
     title="WAHA",
-    # The algorithm is named in a header as well, which is not asked: a forger would choose.
+    # A header names the algorithm, too; it is ignored, because a forger could choose it.
     scheme=Hmac(header="X-Webhook-Hmac", algorithm="sha512"),
     key=key,
-    # session.status and the like, from versions without an event id: the same body soon after is the same event.
+    # session.status and the like, in versions without event ids: the same body within a short time is the same event.
     on_missing_key="body_hash:10m",
     type="$.event",
     subject=subject,
@@ -65,7 +65,7 @@ PRESET = Preset(
     horizon="30s",
     keep_keys="30d",
     daily_volume=50,
-    # Who asks for both gets a person's message as both, and it counts twice.
+    # With both events subscribed, a person's message comes as both, and counts twice.
     volume=("message", "message.any"),
     max_body="4MiB",
     budget="2s",

@@ -1,8 +1,8 @@
 """WhatsApp Cloud API (Meta): up to 1000 messages and statuses in one request, retried for seven days.
 
-A retry goes to all apps of the business account, so somebody else's failure brings us duplicates. Anything but 200
-counts as failed. What Meta puts under `value` may also be at the top of the body, or under `data`: that is how
-360dialog sends its old messages and its partner events.
+A retry goes to all apps of the business account, so another app's failure causes duplicates here. Any answer but 200
+counts as failed. What Meta puts under `value` may also be at the top of the body, or under `data`: 360dialog sends its
+old messages and its partner events like that.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from oncehook.sources import Odd, Preset, Sample
 LISTS: Final = {
     "messages": "message",
     "statuses": "status",
-    # What the business itself writes on its phone, where app and API share a number.
+    # Messages that the business writes on its phone, where app and API share a number.
     "message_echoes": "echo",
     "calls": "call",
     "history": "history",
     "state_sync": "state_sync",
     "user_preferences": "user_preference",
 }
-"""The lists of a value, and what one item of each is called in the type of its event."""
+"""The lists of a value, and the word for an item of each in the event's type."""
 
 WORDS: Final = {"status": "status", "call": "event", "state_sync": "action", "user_preference": "value"}
-"""The field of an item that tells what happened; of messages it is their `type`."""
+"""The field of an item that tells what happened; for messages, their `type`."""
 
 STATUSES: Final = ("sent", "delivered", "read")
 PLAIN: Final = ("parent_user_id", "user_id", "wa_id")
@@ -41,13 +41,13 @@ WHO: Final[Mapping[str, Sequence[str]]] = {
 }
 """Fields that name the person an item is about: parent BSUID, BSUID, phone number."""
 
-# Meta's pages spell the parent of a status's recipient in three ways.
+# Meta documents this field (the parent BSUID of a status's recipient) under three names.
 PARENTS: Final = ("parent_recipient_user_id", "parent_user_id")
 MEMBERS: Final = ("recipient_participant_user_id", "recipient_participant_id")
 IDS: Final = frozenset({*PLAIN, *MEMBERS, *PARENTS, *(name for names in WHO.values() for name in names)})
 
 VALUE: Final = "$.entry[0].changes[0].value"
-# What a person wrote, by the kind of message.
+# Places of the text that a person wrote, by kind of message.
 TEXTS: Final = (
     "text.body",
     "image.caption",
@@ -84,7 +84,8 @@ def _holds_items(value: Any) -> bool:
 
 
 def _items(value: dict[str, Any]) -> Iterator[Any]:
-    """Yield the value once for each item in its lists, with the contacts of that item only: all would multiply."""
+    """Yield the value once per item in its lists, with that item's contacts only: all contacts in each would multiply
+    them."""
     contacts: Any = value.get("contacts")
     is_shared = isinstance(contacts, list) and len(contacts) > 1
     positions = _index(contacts) if is_shared else {}
@@ -97,7 +98,7 @@ def _items(value: dict[str, Any]) -> Iterator[Any]:
 
 
 def _index(contacts: list[Any]) -> dict[str | int, list[int]]:
-    """Return where the contacts with each id are. Searching them for each of 1000 items would take half a second."""
+    """Index the contacts by id: searching them for each of 1000 items would take half a second."""
     found: dict[str | int, list[int]] = {}
     for position, contact in enumerate(contacts):
         for name in PLAIN if isinstance(contact, dict) else ():
@@ -120,7 +121,7 @@ def _changes(change: Any) -> Iterator[Any]:
 
 
 def _chunk(chunk: Any) -> Iterator[Any]:
-    # A chunk without threads says that the business did not share its history.
+    # A chunk without threads means that the business did not share its history.
     if isinstance(chunk, dict) and "threads" not in chunk:
         yield chunk
     else:
@@ -147,7 +148,7 @@ class WhatsAppNotice(NamedTuple):
     """The one item of an event, with its surroundings."""
 
     kind: str
-    """`message`, `status`, …; empty for a change that holds no item."""
+    """`message`, `status`, …; empty for a change without an item."""
     item: dict[str, Any]
     person: WhatsAppPerson
     group: Any
@@ -161,7 +162,7 @@ class WhatsAppNotice(NamedTuple):
 
 
 def read(data: Any) -> WhatsAppNotice:
-    """Read the one item of an event. Raises what reading something absent raises, which a rule takes for missing."""
+    """Read the one item of an event. A missing field raises, which a rule treats as a missing value."""
     value, field, account = _value(data)
     metadata = _object(value.get("metadata"))
     about = (_texts(metadata.get("phone_number_id")) or (), metadata.get("display_phone_number"), account, field)
@@ -193,7 +194,7 @@ def _value(data: Any) -> tuple[dict[str, Any], Any, Any]:
 
 
 def _kind(name: str, item: dict[str, Any], field: Any) -> str:
-    # Media of the history come later, as messages and echoes: nobody should answer those.
+    # Media of the history come later, as messages and echoes, which nobody should answer.
     if field == "history":
         return "history"
     return "call" if name == "statuses" and item.get("type") == "call" else LISTS[name]
@@ -213,7 +214,7 @@ def _person(ids: dict[str, Any], names: Sequence[str], contacts: Any) -> WhatsAp
 
 
 def _contact(contacts: Any, ids: Sequence[Any]) -> dict[str, Any]:
-    """Return the contact with one of these ids; where an item names nobody, the only one there is."""
+    """Return the contact with one of these ids; for an item without ids, the only contact."""
     found = [one for one in contacts if isinstance(one, dict)] if isinstance(contacts, list) else []
     if not ids:
         return found[0] if len(found) == 1 else {}
@@ -229,7 +230,7 @@ def _first(value: Any) -> Any:
 
 
 def _texts(*parts: Any) -> tuple[str, ...] | None:
-    """Return the parts as texts, if all of them are there."""
+    """Return the parts as texts; None unless all of them exist."""
     found = [text_of(part) for part in parts]
     return tuple(text for text in found if text) if all(found) else None
 
@@ -245,10 +246,10 @@ def _notice(context: RuleContext) -> WhatsAppNotice:
 
 
 def key(context: RuleContext) -> tuple[str, ...] | None:
-    """Return the number and the item's id, with what happened where several things happen to one id.
+    """Return the number and the item's id, and the status where one id has several.
 
-    Sent, delivered, read and failed all carry the wamid of the message: only with the status is it one event. In a
-    group every member has a status of their own. Contacts and preferences have no id: there it is who, what and when.
+    Sent, delivered, read and failed all carry the message's wamid, so the key includes the status; in a group, the
+    member, too. Contacts and preferences have no id: their key is the person, the kind and the time.
     """
     notice = _notice(context)
     item, number = notice.item, notice.number
@@ -274,7 +275,7 @@ def kind(context: RuleContext) -> str | None:
 
 
 def subject(context: RuleContext) -> tuple[str, ...] | str | None:
-    """Return the number and whom or what it is about: the group, the call, the person; otherwise the account.
+    """Return the number and the group, call or person; otherwise the account.
 
     A person is the parent BSUID, the BSUID or the phone number, whichever is there: the next message may withhold the
     phone number.
@@ -290,7 +291,7 @@ def event_time(context: RuleContext) -> str | None:
 
 
 def rank(context: RuleContext) -> str | None:
-    """Return how far a message has come: with `latest_wins`, delivered never comes after read."""
+    """Return how far a message has come: with `latest_wins`, a late `delivered` is not processed after `read`."""
     notice = _notice(context)
     return str(STATUSES.index(notice.item["status"])) if notice.kind == "status" else None
 
@@ -341,7 +342,7 @@ PRESET = Preset(
     preview=[f"{item}.{text}" for item in WRITTEN for text in TEXTS],
     rank=rank,
     rank_scope=rank_scope,
-    # Which contacts come along depends on what else is in the batch.
+    # Which contacts are included depends on the rest of the batch.
     volatile=("$.entry[*].time", "$.entry[*].changes[*].value.contacts", "$.contacts", "$.data.contacts"),
     horizon="7d",
     keep_keys="30d",

@@ -22,12 +22,12 @@ from oncehook.verify import Hmac
 
 VALIDATION: Final = "endpoint.url_validation"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9+/=_-]{1,200}")
-"""What a plainToken looks like. With a colon in it, what we answer would be a signature for `v0:time:body`."""
+"""Form of a plainToken. With a colon allowed, our answer could be a signature for `v0:time:body`."""
 
 
 def handshake(arrival: Arrival, source: Source) -> Reply | None:
     """Answer `{"event":"endpoint.url_validation","payload":{"plainToken":p}}` with p and its HMAC."""
-    # Only a POST has been verified by now, age included; to anybody else we would be signing whatever they like.
+    # Only a POST was verified, age included. Answering others would sign any text for anybody.
     if arrival.method != "POST" or VALIDATION.encode() not in arrival.body:
         return None
     data = _base.read_body(arrival)
@@ -39,7 +39,7 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
 
 
 def _signer(arrival: Arrival, source: Source) -> bytes:
-    """Return the secret this arrival was signed with: during a rotation there are two, and Zoom has one."""
+    """Return the secret that this arrival was signed with: during a rotation there are two, and Zoom uses one."""
     for secret in source.valid_secrets:
         with contextlib.suppress(SignatureInvalid):
             source.scheme.verifier([secret], url=source.settings.public_url, tolerance=math.inf)(arrival)
@@ -75,7 +75,8 @@ PRESET = Preset(
         ["$.event", "$.event_ts", f"{_OBJECT}.uuid", *_WHO],
         ["$.event", "$.event_ts", f"{_OBJECT}.id", *_WHO],
     ],
-    # Phone and contact centre events name their object otherwise; they hold their own time, so a hash tells them apart.
+    # Phone and contact centre events name their object differently; they contain their own time, so a hash identifies
+    # them.
     on_missing_key="body_hash",
     type="$.event",
     subject=[

@@ -63,11 +63,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration that was read and found good."""
+    """A configuration that was read and is valid."""
 
     config: Config
     origin: Path | None
-    """The file that counts, if any."""
+    """The settings file, if any."""
     warnings: tuple[str, ...]
     _reader: SettingsReader = field(repr=False)
 
@@ -83,15 +83,15 @@ class Loaded:
         return self._reader.problem(_path(dotted), sentence)
 
     def tie(self, app: AppNames) -> None:
-        """Raise ConfigError where a name in the file leads nowhere, also in the app that counts beside it."""
+        """Raise ConfigError where a name in the file is defined neither there nor in the app."""
         raise_all([self._reader.problem(*finding) for finding in loose_ends(self.config, self._reader, app)])
 
     def settings(self) -> Iterator[Setting]:
-        """Return all settings that have a value, as they may be shown."""
+        """Return all settings that have a value, with secrets by name."""
         return self._settings(Config, self.config, ())
 
     def digests(self) -> dict[str, str]:
-        """Return a digest of each setting as it is shown, to find what was changed; never of a secret's value."""
+        """Return a digest of each setting as shown, to find changes; never of a secret's value."""
         shown = ((setting.name, msgspec.json.encode(setting.value, enc_hook=str)) for setting in self.settings())
         return {name: blake2b(value, digest_size=8).hexdigest() for name, value in shown}
 
@@ -126,11 +126,10 @@ def load(
 ) -> Loaded:
     """Read the configuration. Raises ConfigError with one sentence per problem.
 
-    `flags` come from the CLI, by dotted name (`{"server.port": 4021}`; None: not given). They must come
-    in here rather than be put over the result, so that the checks see the address that is really listened on (S28).
-    With `secrets`, one that is missing or empty is a problem (S4); without, only `reveal` will tell. The file is not
-    the `whole` where an app counts beside it: then a route may lead to a handler, and `Loaded.tie` finds what
-    is nowhere.
+    `flags` come from the CLI, by dotted name (`{"server.port": 4021}`; None: not given). They are read here and not put
+    over the result, so that the checks see the address that is really listened on (S28). With `secrets`, a missing or
+    empty one is a problem (S4); without, only `reveal` raises. Without `whole`, an app may define more than the file:
+    then a route may lead to a handler, and `Loaded.tie` checks names.
     """
     env = Environment(env)
     origin = find(path, cwd or Path.cwd())
@@ -163,7 +162,7 @@ def _check_secrets(reader: SettingsReader) -> None:
 
 
 def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str, object]) -> dict[str, SettingPath]:
-    """Override the file by the environment, then by the flags; returns the variables that are settings."""
+    """Override the file by the environment, then by the flags; return the variables that are settings."""
     variables: dict[str, SettingPath] = {}
     for path, about in _reachable(Config, reader.origin.tree, ()):
         variable = "ONCEHOOK_" + "__".join(str(step).upper().replace("-", "_") for step in path)
@@ -172,7 +171,7 @@ def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str
             continue
         if other != path:
             reader.note((), f"environment {variable}: means both {_join(other)} and {_join(path)}")
-        # the variable is the secret, so the reference to it is the value
+        # the variable holds the secret itself, so the setting becomes a reference to it
         secret = about.form is not None and about.form.is_secret
         value = {"env": variable} if secret else parse_variable(env[variable])
         reader.origin.override(path, value, f"environment {variable}")
@@ -183,7 +182,7 @@ def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str
 
 
 def _reachable(kind: type, tree: object, path: SettingPath) -> Iterator[tuple[SettingPath, Field]]:
-    """Yield every setting that has a name of its own; sources and destinations are those of the file."""
+    """Yield the names of all settings that can be overridden; sources and destinations are those of the file."""
     for key, about in fields_with(kind, tree if isinstance(tree, dict) else ()).items():
         here = (*path, key)
         if about.form is not None or about.table is None:
@@ -210,7 +209,7 @@ def _odd_variables(
 
 def _path(dotted: str) -> SettingPath:
     steps = dotted.split(".")
-    # a source may be called "42"; only a route and a token are numbered
+    # a source may be called "42"; only routes and tokens have numbers
     numbered = 1 if steps[0] == "route" else 2 if steps[:2] == ["server", "tokens"] else 0
     return tuple(int(step) if place == numbered and step.isdecimal() else step for place, step in enumerate(steps))
 

@@ -1,6 +1,6 @@
 """From settings to parts: store, sources and destinations, as the configuration or a program describes them.
 
-`inbox` calls these with settings that were read. The one place that names an engine.
+`inbox` calls these with settings that were read. No other module names an engine.
 """
 
 from __future__ import annotations
@@ -73,24 +73,24 @@ def terms_from(settings: Settings, classify: Classify | None = None, shared: Seq
 def terms_of(
     name: str, *, classify: Classify | None = None, shared: Sequence[Classify] = (), **terms: Unpack[TermSettings]
 ) -> Terms:
-    """Build the terms that a program describes, for a destination of this name. Raises ConfigError."""
+    """Build the terms of a destination that a program defines. Raises ConfigError."""
     return terms_from(read_program(TermSettings, ("destination", name), terms), classify, shared)
 
 
 def read_handler(name: str, settings: HandlerSettings) -> Settings:
-    """Read what a program says of a handler and of its route. Raises ConfigError."""
+    """Read a program's settings of a handler and of its route. Raises ConfigError."""
     read: Settings = read_program(HandlerSettings, ("destination", name), {"timeout": TIMEOUT, **settings})
     return read
 
 
 def route_settings(settings: Settings) -> RouteSettings:
-    """Return those of the given settings that are a route's."""
+    """Return those of the settings that belong to a route."""
     given: Any = {name: value for name, value in vars(settings).items() if name in fields_of(RouteSettings)}
     return given  # type: ignore[no-any-return]
 
 
 def own_routes(destinations: Iterable[Destination], sources: Collection[str], known: Sequence[Route]) -> list[Route]:
-    """Return the routes by which some kinds get what is emitted under their name, unless a source has that name."""
+    """Return the routes of kinds that get what is emitted under their name, unless a source has that name."""
     named = [one.name for one in destinations if getattr(one, "has_own_route", False) and one.name not in sources]
     there = {route.source for route in known if route.source == route.destination}
     return [Route(name, name) for name in named if name not in there]
@@ -100,7 +100,7 @@ def own_routes(destinations: Iterable[Destination], sources: Collection[str], kn
 
 
 class Comparison:
-    """A comparison of a file with an app: what both define is an error, and so is a setting with two values."""
+    """A comparison of a file with an app: a name or a setting that both define differently is an error."""
 
     def __init__(self, loaded: Loaded, app: str) -> None:
         self._loaded = loaded
@@ -108,24 +108,24 @@ class Comparison:
         self._problems: list[Problem] = []
 
     def names(self, kind: str, known: Collection[str]) -> None:
-        """Note what the file defines and the app has."""
+        """Note the names that both the file and the app define."""
         for name in getattr(self._loaded.config, kind):
             if name in known:
                 self._note(f"{kind}.{name}", f"[{kind}.{name}] is defined by {self._app} too; give one another name")
 
     def store(self, mine: str, is_same: bool) -> None:
-        """Note that the file names another store. The environment's may be meant for other programs as well."""
+        """Note that the file names another store. The environment's is ignored: it may be meant for other programs."""
         if not is_same and self._loaded.is_from_file("store"):
             theirs = self._loaded.config.shown_store
             self._note("store", f"store is {theirs}, and {self._app} keeps its events in {hide_password(mine)}")
 
     def encrypt(self, mine: Cipher, theirs: Cipher) -> None:
-        """Note that both name keys, and not the same ones."""
+        """Note that both set keys, and different ones."""
         if mine.has_keys and theirs.has_keys and mine != theirs:
             self._note("encrypt", f"encrypt is set by {self._app} too, to something else; say it once")
 
     def one_of(self, setting: str, mine: T, unsaid: T, theirs: T) -> T:
-        """Return the value that one of the two has set; where both have, they must agree."""
+        """Return the value that the file or the app sets; where both do, they must agree."""
         if theirs in (unsaid, mine):
             return mine
         if mine != unsaid:
@@ -141,7 +141,7 @@ class Comparison:
         return RetentionConfig(**chosen)
 
     def limits(self, mine: Limits) -> Limits:
-        """Return the limits that both have set between them."""
+        """Return the limits of the file and the app, merged."""
         theirs = limits_of(self._loaded.config.watermark)
         volumes: dict[str, Any] = {
             name: self.one_of(f"watermark.daily_volume.{name}", mine.daily_volume.get(name), None, limit)
@@ -192,7 +192,7 @@ def open_store(url: str, cipher: Cipher | None = None) -> Store:
 
 
 Encrypt: TypeAlias = str | bytes | Sequence[str | bytes] | Mapping[str, Any] | EncryptConfig
-"""A key or several, or what the settings' table of this name says."""
+"""A key or several, or the settings' table of this name."""
 
 
 def cipher_of(encrypt: Encrypt | None) -> Cipher:
@@ -227,7 +227,7 @@ def limits_of(mark: WatermarkConfig) -> Limits:
 def assign_ids(
     numbers: NameIds, sources: Mapping[str, Source], destinations: Mapping[str, Destination], routes: Sequence[Route]
 ) -> dict[str, list[Route]]:
-    """Give everything its number in the store; returns the routes by their source."""
+    """Assign the store's ids to sources and destinations; return the routes by source."""
     for source in sources.values():
         source.id = numbers.sources[source.name]
     for destination in destinations.values():
@@ -242,7 +242,7 @@ def assign_ids(
 
 
 def as_headers(headers: Headers | Mapping[str, str]) -> Headers:
-    """Return headers as an arrival has them: names in lower case, both sides bytes."""
+    """Return headers in an arrival's form: names in lower case, all bytes."""
     if not isinstance(headers, Mapping):
         return [(name.lower(), value) for name, value in headers]
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

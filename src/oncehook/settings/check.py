@@ -1,8 +1,7 @@
-"""Checks of the whole configuration: names that must exist, and addresses that must not be open to everybody.
+"""Checks of the whole configuration: names that must exist, and addresses that must not be open to everyone.
 
-`check` takes the tables that were read and notes its findings in the same reader; `load` calls it. A setting that is
-wrong by itself is not complained about a second time. `loose_ends` is apart, because an app may define what a file
-only names.
+`check` takes the tables that were read and notes problems in the same reader; `load` calls it. A setting that is wrong
+by itself is reported once. `loose_ends` is separate, because an app may define what a file only names.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from oncehook.settings.tables import Config, DestinationSettings, ServerConfig
 from oncehook.settings.values import NAME, NAME_FORM, hide_password, is_loopback, split_bind
 
 SHORTEST_PATH: Final = 22
-"""Characters that hold 128 random bits, written as base64 (S8)."""
+"""Characters that hold 128 random bits in base64 (S8)."""
 
 Finding: TypeAlias = tuple[SettingPath, str]
 
 
 def check(config: Config, reader: SettingsReader) -> None:
-    """Note everything that is wrong between settings."""
+    """Note everything that is wrong across settings."""
     for name, source in config.source.items():
         _check_verified(name, source, reader)
     _check_addresses(config, reader)
@@ -52,7 +51,7 @@ def check(config: Config, reader: SettingsReader) -> None:
 
 
 def check_bind(config: Config, host: str) -> None:
-    """Refuse to listen on another host than the configured one where that is not safe (S28)."""
+    """Refuse a host that is not safe to listen on, where it is not the configured one (S28)."""
     server = msgspec.structs.replace(config.server, host=host)
     findings = list(_exposures(msgspec.structs.replace(config, server=server), lambda key: False))
     if findings:
@@ -60,7 +59,7 @@ def check_bind(config: Config, host: str) -> None:
 
 
 def warnings(config: Config, reader: SettingsReader) -> Iterator[Finding]:
-    """Yield what is allowed, and yet worth a warning."""
+    """Yield warnings about settings that are allowed but risky."""
     for name, source in config.source.items():
         at, where = ("source", name), f"in [source.{name}]"
         if source.path is not None and len(source.path) < SHORTEST_PATH:
@@ -82,7 +81,8 @@ def warnings(config: Config, reader: SettingsReader) -> Iterator[Finding]:
 
 
 def _deep_paths(name: str, source: Settings) -> Iterator[Finding]:
-    """Yield paths with two descents, which look at the square of a body and are given up in a large one."""
+    """Yield paths with two descents: their cost is the square of the body's size, and they are abandoned in a large
+    one."""
     for setting in ("key", "subject", "type", "event_time", "rank", "rank_scope", "preview", "redact", "volatile"):
         for text in _texts(getattr(source, setting)):
             if text.startswith(("$", "?$")) and descents(text) > 1:
@@ -94,7 +94,7 @@ def _deep_paths(name: str, source: Settings) -> Iterator[Finding]:
 
 
 def _texts(spec: object) -> Iterator[str]:
-    """Yield the places of a rule, however deep they are in it."""
+    """Yield the places of a rule, at any depth."""
     if isinstance(spec, str):
         yield spec
     elif isinstance(spec, dict):
@@ -105,7 +105,7 @@ def _texts(spec: object) -> Iterator[str]:
 
 
 def _relays(config: Config) -> Iterator[Finding]:
-    """Yield routes by which anyone can send WhatsApp messages in our name."""
+    """Yield routes through which anyone can send WhatsApp messages in our name."""
     for route in config.route:
         source, destination = config.source.get(route.from_), config.destination.get(route.to)
         if source is None or destination is None or not hasattr(destination, "whatsapp"):
@@ -120,7 +120,7 @@ def _relays(config: Config) -> Iterator[Finding]:
 
 
 def is_unverified(source: Settings) -> bool:
-    """Tell whether the settings say by name that nothing is checked."""
+    """Tell whether the settings turn verification off explicitly."""
     if isinstance(source.verify, Mapping):
         return source.verify.get("scheme") == "none"
     if source.verify is None or isinstance(source.verify, str | Sequence):
@@ -131,12 +131,13 @@ def is_unverified(source: Settings) -> bool:
 
 
 def is_for_loopback(source: Settings) -> bool:
-    """Tell whether a source is for direct requests of this machine: unverified, and nobody confirmed that."""
+    """Tell whether a source takes direct requests of this machine only: it is unverified, and nobody has confirmed
+    that."""
     return is_unverified(source) and not (isinstance(source.verify, Mapping) and source.verify.get("confirm"))
 
 
 def find_gaps(name: str, source: Settings) -> Iterator[tuple[str, str]]:
-    """Yield each setting that is missing to tell a genuine arrival from a forged one (S4), with a sentence."""
+    """Yield each missing setting without which a forged arrival would pass (S4), with a sentence."""
     if source.preset is None:
         if source.verify is None:
             yield (
@@ -151,7 +152,7 @@ def find_gaps(name: str, source: Settings) -> Iterator[tuple[str, str]]:
 
     preset = presets.load(source.preset)
     for need in preset.needs:
-        # A verifier of one's own needs nothing of what the preset's would have needed.
+        # A verifier of one's own needs none of the preset's secrets.
         if not getattr(source, need) and (source.verify is None or need == "key"):
             yield need, f'[source.{name}] needs {need}: the preset "{preset.name}" asks for it'
 
@@ -168,7 +169,7 @@ def _check_addresses(config: Config, reader: SettingsReader) -> None:
     for name, source in config.source.items():
         address = source.path or name
         if address in taken:
-            # the path itself is not repeated: it is meant to be unguessable
+            # the path is not repeated, because it is meant to be unguessable
             reader.note(("source", name, "path"), f"[source.{name}] has the same address as [source.{taken[address]}]")
         taken.setdefault(address, name)
 
@@ -179,7 +180,7 @@ _OF_A_URL: Final = ("path", "preset", "sign", "headers", "forward_headers")
 
 
 def check_destination(name: str, destination: Settings, reader: SettingsReader) -> None:
-    """Note what is wrong between the settings of one destination."""
+    """Note what is wrong across the settings of one destination."""
     path = ("destination", name)
     if destination.kind is not None and not hasattr(destination, destination.kind):
         _add_kind(destination, reader, path)
@@ -217,12 +218,12 @@ def find_kinds(destination: Settings) -> list[str]:
 
 
 def has_secret_address(destination: Settings) -> bool:
-    """Tell whether its address, or a part of it, is kept by reference."""
+    """Tell whether its URL, or a part of it, is secret."""
     return destination.path is not None or isinstance(destination.url, Secret)
 
 
 def read_address(destination: Settings) -> str | None:
-    """Return the address as it is called, references resolved. Raises ConfigError, which does not repeat it."""
+    """Return the URL to be called, with references resolved. Raises ConfigError, which does not repeat it."""
     if destination.url is None:
         return None
     url = read_url(reveal_text(destination.url))
@@ -230,20 +231,16 @@ def read_address(destination: Settings) -> str | None:
 
 
 def check_surroundings(config: Config, reader: SettingsReader) -> None:
-    """Note what only this machine can tell: secret addresses that cannot be called, certificates that are not there."""
+    """Note what depends on this machine: secret URLs that cannot be called, missing certificates."""
     from oncehook.http_client.client import read_certificates
 
     for name, destination in config.destination.items():
         path = ("destination", name)
-        if has_secret_address(destination) and _is_known(destination):
+        references = [one for one in (destination.url, destination.path) if isinstance(one, Secret)]
+        if references and all(one.is_set() for one in references):  # one that is not set is reported elsewhere
             _note(reader, path, "url", partial(read_address, destination))
         if destination.ca is not None:
             _note(reader, path, "ca", partial(read_certificates, destination.ca))
-
-
-def _is_known(destination: Settings) -> bool:
-    """Tell whether all references of its address lead somewhere; one that does not is reported elsewhere."""
-    return all(one.is_set() for one in (destination.url, destination.path) if isinstance(one, Secret))
 
 
 def _note(reader: SettingsReader, path: tuple[str, str], key: str, look: Callable[[], object]) -> None:
@@ -261,7 +258,7 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _own_destinations(config: Config) -> dict[str, str]:
-    """Return the destinations that are addresses of this inbox, each with the source that it leads to."""
+    """Return the destinations whose URL is a source of this inbox, each with that source."""
     server = config.server
     is_near = server.host in _EVERYWHERE or is_loopback(server.host)
     own = {("http", host, server.port) for host in (_LOOPBACK if is_near else {server.host})}
@@ -285,14 +282,14 @@ def _known_url(destination: Settings) -> str | None:
 
 
 def _place(url: str) -> tuple[tuple[str, str, int], str]:
-    """Return what tells one address from another: scheme, host and port, and the path."""
+    """Return the identity of a URL: scheme, host, port and path."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return (parts.scheme, parts.hostname or "", port), parts.path
 
 
 def _circles(config: Config) -> Iterator[Finding]:
-    """Yield the destinations whose every event would come back to them: no route on the way asks for anything."""
+    """Yield the destinations whose every event would come back: no route on the way has a condition."""
     own = _own_destinations(config)
     for name, first in own.items():
         reached, before = {first}, 0
@@ -311,7 +308,7 @@ def _circles(config: Config) -> Iterator[Finding]:
 # -- routes and watermarks ---------------------------------------------------------------------
 
 _MISSPELT: Final = 0.8
-"""How alike a name must be to that of a source to be taken for it, and not for one that a program emits under."""
+"""Similarity from which an unknown name counts as a misspelt source, not as one that a program emits under."""
 
 
 def _check_routes(config: Config, reader: SettingsReader) -> None:
@@ -323,7 +320,7 @@ def _check_routes(config: Config, reader: SettingsReader) -> None:
 
 
 def _routes(config: Config, reader: SettingsReader) -> Iterator[tuple[tuple[str, int], Settings]]:
-    # numbers in the file and here agree only while no route failed, so positions come from the file
+    # a route that failed is not in the configuration, so positions come from the file
     written = reader.origin.tree.get("route")
     count = len(written) if isinstance(written, list) else 0
     positions = [number for number in range(count) if not reader.has_failed(("route", number))]
@@ -345,7 +342,7 @@ def loose_ends(config: Config, reader: SettingsReader, app: AppNames) -> Iterato
     sources = [*_names(reader, "source"), *app.sources]
     destinations = [*_names(reader, "destination"), *app.destinations]
     for path, route in _routes(config, reader):
-        # A program may emit under any name, so one that is unknown is wrong only where it looks misspelt.
+        # A program may emit under any name, so an unknown one is reported only where it looks misspelt.
         misspelt = route.from_ not in sources and not reader.has_failed((*path, "from"))
         if misspelt and (near := nearest(route.from_, sources, _MISSPELT)):
             yield (*path, "from"), f'there is no source "{route.from_}"; did you mean "{near}"?'
@@ -383,7 +380,7 @@ def _names(reader: SettingsReader, kind: str) -> list[str]:
 
 
 def _public_host(server: ServerConfig) -> str:
-    """Return the address that others can reach, or nothing."""
+    """Return the host under which others can reach the server, or nothing."""
     hosts = [server.host]
     if server.admin_bind:
         hosts.append(split_bind(server.admin_bind)[0])
@@ -399,7 +396,7 @@ def _check_tokens(server: ServerConfig, reader: SettingsReader) -> None:
             reader.note(("server", "tokens"), f'tokens in [server]: "{name}" is the name of {count} tokens')
     for token in server.tokens:
         if token.sources is not None and token.name in _OTHERS:
-            # Of the audit log such a token sees what was done under its name.
+            # Such a token sees the audit entries under its name, which must not be oncehook's own.
             reader.note(("server", "tokens"), f'tokens in [server]: "{token.name}" is a name of oncehook\'s own')
 
 
@@ -411,20 +408,20 @@ def _check_oidc(server: ServerConfig, reader: SettingsReader) -> None:
 
 
 def _weak_tokens(server: ServerConfig) -> Iterator[tuple[SettingPath, str, str]]:
-    """Yield every token that could be guessed: its path, its name, and why."""
+    """Yield every guessable token: its path, its name, and why."""
     tokens: list[tuple[SettingPath, str, Secret]] = []
     if server.admin_token is not None:
         tokens.append((("server", "admin_token"), "admin_token", server.admin_token))
     for number, one in enumerate(server.tokens):
         tokens.append((("server", "tokens", number), f'the token of "{one.name}"', one.token))
     for path, name, token in tokens:
-        # One that is not set is reported elsewhere.
+        # A missing one is reported elsewhere.
         if token.is_set() and (why := weakness(token.reveal().strip(), SHORTEST_TOKEN)):
             yield path, name, why
 
 
 def _exposures(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
-    """Yield what is missing to listen where others can reach: a credential, TLS, verification (S28)."""
+    """Yield what is missing for listening on a public address: a credential, TLS, verification (S28)."""
     server = config.server
     public = _public_host(server)
     if not public:

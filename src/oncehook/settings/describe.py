@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -58,14 +58,19 @@ def reference() -> str:
 
 
 def _all_tables() -> Iterator[tuple[str, type]]:
-    """Yield every table with its title, those of our own kinds of destinations behind the one of destinations."""
+    """Yield every table with its title; our own kinds of destinations follow the table of destinations."""
     for title, kind in _TABLES:
         yield title, kind
         if kind is tables.DestinationSettings:
-            for name in registry.OURS:
-                for table in _tables(registry.load_table(name)):
-                    below = f"`[destination.NAME.{name}]`" if table is registry.load_table(name) else None
-                    yield below or f"`{table.__name__.removesuffix('Config').lower()} = {{ … }}`", table
+            for name, table in _kind_tables(registry.OURS).items():
+                yield f"`[destination.NAME.{name}]`", table
+                for key, field in fields_of(table).items():
+                    if field.table is not None:
+                        yield f"`{key} = {{ … }}`", field.table
+
+
+def _kind_tables(names: Iterable[str]) -> dict[str, type]:
+    return {name: kind.settings for name in names if (kind := registry.find(name)) is not None}
 
 
 def _table(title: str, kind: type) -> str:
@@ -108,11 +113,11 @@ def _tables(kind: type) -> list[type]:
 
 
 def _fields(kind: type) -> Mapping[str, Field]:
-    """Return the settings of a table; of a destination's also the tables of every kind that is installed."""
+    """Return the settings of a table; for a destination, also the tables of every installed kind."""
     if kind is not tables.DestinationSettings:
         return fields_of(kind)
-    more = {name: further_table(name, registry.load_table(name)) for name in registry.names()}
-    return {**fields_of(kind), **more}
+    kinds = _kind_tables(registry.names())
+    return {**fields_of(kind), **{name: further_table(name, table) for name, table in kinds.items()}}
 
 
 def _table_schema(kind: type) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An inbox without any configuration, for the first five minutes: every preset under its own name, this machine only.
+"""An inbox without configuration, for the first five minutes: every preset under its own name, on this machine only.
 
 Its keys are made once and kept in the user's state folder, so that they stay the same between restarts and
 `oncehook send` knows them too. Every such source takes direct loopback requests only.
@@ -30,13 +30,13 @@ def sources() -> list[Source]:
 
 
 def source(preset: str) -> Source:
-    """Return the source of one preset, to send as its provider would where nothing is configured."""
+    """Return the source of one preset with development keys, for sending where nothing is configured."""
     (made,) = _of_presets([preset])
     return made
 
 
 def fleeting(preset: str) -> Source:
-    """Return the source of one preset with keys that are kept nowhere, for a test."""
+    """Return the source of one preset with keys that are not kept, for a test."""
     loaded = presets.load(preset)
     return _build(loaded, development_keys(loaded.scheme))
 
@@ -85,7 +85,7 @@ def _open_keys() -> IO[str]:
 
 
 def _read(file: IO[str]) -> dict[str, list[str]]:
-    """Read the keys that are kept; none when a crash left half a file behind: they are made anew."""
+    """Read the kept keys; none when a crash left half a file: then they are made anew."""
     try:
         kept = json.load(file)
     except ValueError:
@@ -110,7 +110,7 @@ def _keys_of(kept: dict[str, list[str]], name: str, scheme: Scheme) -> Developme
 
 
 def _fit(scheme: Scheme, secrets: Sequence[bytes]) -> bool:
-    """Tell whether these are still keys of this scheme: another version of the preset may have another one."""
+    """Tell whether these keys fit the scheme: another version of the preset may have another one."""
     try:
         scheme.verifier(secrets, url="http://127.0.0.1/")
     except ConfigError:

@@ -1,7 +1,7 @@
-"""The origin of settings: the file that is found, what overrides it, and the line number of each.
+"""The origin of settings: the file, what overrides it, and the line number of each.
 
 `find` reads `oncehook.toml` or `[tool.oncehook]`; `override` puts environment variables and flags over it; `where` says
-of each setting which of them counts. `load` is the only caller.
+where each setting comes from. `load` is the only caller.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SettingsOrigin:
         self._over: dict[SettingPath, str] = {}
 
     def override(self, path: SettingPath, value: object, label: str) -> None:
-        """Put a value over what the file says. A file that is malformed there keeps its own, to be reported."""
+        """Put a value over the file's. A malformed table in the file is left alone, to be reported."""
         table: object = self.tree
         for step in path[:-1]:
             if not isinstance(table, dict):
@@ -83,7 +83,7 @@ class SettingsOrigin:
     def _is_given(self, path: SettingPath) -> bool:
         value: object = self.tree
         for step in path:
-            # a list is looked at as a mapping of its indexes
+            # a list is treated as a mapping of its indexes
             table = dict(enumerate(value)) if isinstance(value, list) else value
             if not isinstance(table, dict) or step not in table:
                 return False
@@ -92,7 +92,7 @@ class SettingsOrigin:
 
 
 def find(path: Path | None, cwd: Path) -> SettingsOrigin:
-    """Read the one file that counts: the given one, `oncehook.toml`, or `[tool.oncehook]`; else no file at all."""
+    """Read the settings file: the given one, `oncehook.toml`, or `[tool.oncehook]`; otherwise none."""
     if path is not None:
         return _read(cwd / path, str(path), required=True)
     if (cwd / "oncehook.toml").exists():
@@ -136,7 +136,7 @@ def _parse(text: str, label: str) -> dict[str, Any]:
 
 
 def parse_variable(text: str) -> object:
-    """Return the value of a variable: true, false, a whole number, a TOML list or table; else the text itself."""
+    """Parse a variable: true, false, an integer, a TOML list or table; anything else is text."""
     word = text.strip()
     if word in ("true", "false"):
         return word == "true"
@@ -154,7 +154,7 @@ def parse_variable(text: str) -> object:
 
 
 def scan_lines(text: str) -> dict[SettingPath, int]:
-    """Number the lines on which tables and keys of a (valid) TOML text begin. Keys of inline tables are left out."""
+    """Return the line numbers of tables and keys in a valid TOML text, without those of inline tables."""
     scan = _Scan()
     for match in _TOKEN.finditer(text):
         scan.take(match[0])
@@ -162,7 +162,7 @@ def scan_lines(text: str) -> dict[SettingPath, int]:
 
 
 class _Scan:
-    """Reading of TOML just close enough to know keys from values. `tomllib` has already judged the text."""
+    """A scanner of TOML that tells keys from values, and no more: `tomllib` has checked the text."""
 
     def __init__(self) -> None:
         self.lines: dict[SettingPath, int] = {}
@@ -221,7 +221,7 @@ class _Scan:
             path = (*path, part)
             if self._depth and place == len(self._parts):
                 self._counts[path] = self._counts.get(path, 0) + 1
-            if path in self._counts:  # a header below [[route]] means the latest of them
+            if path in self._counts:  # a header below [[route]] belongs to the last one
                 path = (*path, self._counts[path] - 1)
         self._table = path
         self._remember(path)

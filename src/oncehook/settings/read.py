@@ -1,7 +1,8 @@
-"""From settings as they are written to settings as they are used: one reader for the file, the environment and Python.
+"""One reader of settings, for the file, the environment and Python: from settings as written to settings as used.
 
-A table is a TypedDict where Python writes it too, because only that gives keywords types, and else a msgspec Struct.
-`fields_of` reads either; `SettingsReader` notes what is wrong and goes on, so that a person sees everything at once.
+A table is a TypedDict where Python can write it, too, because only that types keyword arguments; otherwise a msgspec
+Struct. `fields_of` reads either; `SettingsReader` notes problems and goes on, so that a person sees all of them at
+once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import functools
 import os
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -30,19 +30,17 @@ class NotedError(ConfigError):
 
 
 class Settings(SimpleNamespace):
-    """Settings of one table as attributes: `vars` holds those that were given, the class the defaults of the others."""
+    """Settings of one table as attributes: `vars` holds the given ones, the class the other defaults."""
 
 
-@dataclass(frozen=True, slots=True)
-class Default:
-    """The value of a setting that nobody has given."""
+class Default(msgspec.Struct, frozen=True):
+    """The default of a setting."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong, and where."""
+class Problem(msgspec.Struct, frozen=True):
+    """A problem, and where it is."""
 
     line: int
     place: str
@@ -50,12 +48,12 @@ class Problem:
 
     def __str__(self) -> str:
         text = f"{self.place}: {self.sentence}" if self.place else self.sentence
-        # each problem on a line of its own, whatever a key holds
+        # each problem on one line, whatever a key contains
         return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
-    """Raise ConfigError with all problems, in the order of the file; nothing happens when there is none."""
+    """Raise ConfigError with all problems, in the order of the file, if there are any."""
     if problems:
         raise ConfigError("\n".join(map(str, sorted(problems, key=lambda one: one.line))), hint=hint)
 
@@ -63,13 +61,12 @@ def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
 # -- what a table declares ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """A setting as a table declares it."""
 
     attribute: str
     form: Form | None
-    """None: a table, or several."""
+    """None for a table, or several."""
     table: type | None
     shape: type | None
     """dict: tables by name; list: tables in order; None: one value or table."""
@@ -79,12 +76,12 @@ class Field:
 
 
 MORE_TABLES: Final[dict[type, Callable[[str], type | None]]] = {}
-"""For a table whose keys may name further tables: the function that finds the table of a key."""
+"""Functions that find the table of a key, for tables whose keys may name further tables."""
 
 
 @functools.cache
 def fields_of(kind: type) -> Mapping[str, Field]:
-    """Return the settings of a table by the name they have in the file."""
+    """Return the settings of a table by their names in the file."""
     if typing.is_typeddict(kind):
         hints = {name: (hint, Default(None)) for name, hint in kind.__annotations__.items()}
         required = typing.cast("Any", kind).__required_keys__
@@ -101,7 +98,7 @@ def fields_of(kind: type) -> Mapping[str, Field]:
 
 
 def fields_with(kind: type, keys: Iterable[str]) -> Mapping[str, Field]:
-    """Return the settings of a table, and those of these keys that name further tables."""
+    """Return the settings of a table, and the further tables that these keys name."""
     fields, find = fields_of(kind), MORE_TABLES.get(kind)
     if find is None:
         return fields
@@ -110,7 +107,7 @@ def fields_with(kind: type, keys: Iterable[str]) -> Mapping[str, Field]:
 
 
 def further_table(key: str, table: type) -> Field:
-    """Return the setting that a further table is."""
+    """Return a further table as a setting."""
     return Field(key, None, table, None, "", None, required=False)
 
 
@@ -140,7 +137,7 @@ def _is_table(kind: Any) -> bool:
 
 @functools.cache
 def settings_class(kind: type) -> type[Settings]:
-    """Return the class of the settings that a TypedDict table is read into."""
+    """Return the class into which a TypedDict table is read."""
     defaults = {
         field.attribute: settings_class(field.table)() if field.table and field.default == {} else field.default
         for field in fields_of(kind).values()
@@ -152,13 +149,13 @@ def settings_class(kind: type) -> type[Settings]:
 
 
 def label(path: SettingPath) -> str:
-    """Return how TOML heads this table: `[source.orders]`, `[[route]]`."""
+    """Return a table's header in TOML: `[source.orders]`, `[[route]]`."""
     name = ".".join(str(step) for step in path if isinstance(step, str))
     return f"[[{name}]]" if any(isinstance(step, int) for step in path) else f"[{name}]"
 
 
 class SettingsReader:
-    """One reading of settings, of a file or of a program. A program may also write functions, objects and secrets."""
+    """One reading of settings from a file or a program. A program may also give functions, objects and secrets."""
 
     def __init__(self, origin: SettingsOrigin, env: Mapping[str, str], *, is_program: bool = False) -> None:
         self.problems: list[Problem] = []
@@ -176,7 +173,7 @@ class SettingsReader:
         return Problem(self.origin.line(path), self.origin.place(path), sentence)
 
     def has_failed(self, path: SettingPath) -> bool:
-        """Tell whether this setting was tried and is wrong, so that its absence means nothing."""
+        """Tell whether this setting was given and is wrong, so that it must not be reported as missing."""
         return path in self._failed
 
     def table(self, kind: type, value: object, path: SettingPath) -> Any:
@@ -204,7 +201,7 @@ class SettingsReader:
         inside = f" in {label(path)}" if path else ""
         self.note((*path, key), f'unknown key "{key}"{inside}; {suggest_clause(key, known)}')
         if near := nearest(key, known):
-            # Because the setting was given under a wrong name, it must not be reported as missing, too.
+            # The misspelt setting must not be reported as missing, too.
             self._failed.add((*path, near))
 
     def _read_into(self, given: dict[str, Any], field: Field, value: object, path: SettingPath) -> None:
@@ -254,9 +251,8 @@ class SettingsReader:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """The place of one value, for those forms that must know more than the value."""
+class Spot(msgspec.Struct, frozen=True):
+    """The place of one value, for forms that need more than the value."""
 
     reader: SettingsReader
     path: SettingPath
@@ -267,7 +263,7 @@ class Spot:
         return self.reader.is_program
 
     def secret(self, value: object, *, may_end: bool = False) -> Secret:
-        """Read a reference to a secret, and remember that it must be set. `may_end`: it may have an `until`."""
+        """Read a reference to a secret, and note that it must be set. `may_end` allows `until`."""
         setting = ".".join(map(str, self.path))
         if self.is_program and isinstance(value, str | bytes | OldSecret):
             secret = Secret.from_program(value, setting)
@@ -280,7 +276,7 @@ class Spot:
         return self.reader.table(kind, value, self.path)
 
     def file(self, name: str) -> Path:
-        """Return where a file is: a name is relative to the folder of the settings."""
+        """Return a file's path: relative to the folder of the settings."""
         return self.reader.origin.base / name
 
 
@@ -290,7 +286,8 @@ _VARIABLE: Final = "_env"
 
 
 def _of_program(fields: Mapping[str, Field], value: object) -> object:
-    """Return what Python wrote as a file would: without None, `secret_env="X"` as a reference, an object as a table."""
+    """Return Python's settings as a file would have them: without None, `secret_env="X"` as a reference, an object as a
+    table."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     if not isinstance(value, Mapping):
@@ -314,9 +311,9 @@ def read_program(
     *,
     is_program: bool = True,
 ) -> Any:
-    """Read what a program says of one thing, and `check` it as a whole. Raises ConfigError with all that is wrong.
+    """Read a program's settings of one thing, and `check` them as a whole. Raises ConfigError with all problems.
 
-    `is_program=False`: only what a file could say.
+    `is_program=False` allows only what a file could contain.
     """
     reader = SettingsReader(SettingsOrigin({}, {}, None, "", Path()), Environment(os.environ), is_program=is_program)
     read = reader.read(kind, given, path)

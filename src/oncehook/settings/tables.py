@@ -1,12 +1,12 @@
 """Every setting there is: its name, types, meaning and default, one line each.
 
 A noun that Python writes, too (source, destination, route, retry, breaker), is a TypedDict of what may be written: it
-types the keywords of `Inbox.source` and its like. The others are Structs of what was read. `SettingsReader` reads both:
-the form beside a setting says how its value is written, a Literal or bool needs none. What a source leaves open is for
-its preset, then for `sources.PLAIN`.
+types the keywords of `Inbox.source` and the like. The others are Structs of what was read. `SettingsReader` reads both:
+the form beside a setting says how its value is written; a Literal or bool needs none. What a source leaves open comes
+from its preset, then from `sources.PLAIN`.
 """
 
-# No postponed annotations: `fields_of` reads those of a TypedDict, and a name in quotes is for type checkers only.
+# No postponed annotations: `fields_of` reads those of a TypedDict at run time.
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -43,9 +43,9 @@ MissingKey: TypeAlias = Literal[
     "accept", "reject", "body_hash",
     "body_hash:10s", "body_hash:1m", "body_hash:5m", "body_hash:10m", "body_hash:1h", "body_hash:1d",
 ]  # fmt: skip
-"""The usual values, so that a type checker finds a misspelt one; at run time any window will do."""
+"""The usual values, so that a type checker finds a misspelt one; at run time any window is allowed."""
 Waits: TypeAlias = list[str] | list[float] | list[Duration] | tuple[Duration, ...]
-"""Not any sequence, which a text would be as well."""
+"""Not any sequence, because a text is one, too."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +242,7 @@ class DestinationArguments(DestinationSettings, total=False):
 
 
 class RouteSettings(TypedDict, total=False):
-    """How events are sent from a source to a destination, and which."""
+    """Which events of a source are sent to a destination, and how."""
 
     when: Annotated[Mapping[str, str | Sequence[str]], values.WHEN, "What must hold, all of it.", Default({})]
     coalesce: Annotated[
@@ -329,6 +329,9 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     admin_bind: Annotated[str | None, values.BIND, "Another address and port for API, dashboard and metrics."] = None
     public_without_tls: Annotated[bool, "Listen publicly in clear text, by name."] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], "From which level on to log."] = "info"
+    receivers: Annotated[
+        int, values.whole(1, 64), "Processes that take arrivals in; 1: the server itself does, alone."
+    ] = 1
 
 
 class RetentionConfig(_Table, frozen=True, kw_only=True):
@@ -339,7 +342,7 @@ class RetentionConfig(_Table, frozen=True, kw_only=True):
 
 
 def _retention(value: object, place: Spot) -> RetentionConfig:
-    # short form: how long events stay. Keys are not meant by it, lest a short retention forget them too early.
+    # short form for events only: a short retention must not make keys lapse too early
     table = value if isinstance(value, dict) else {"keep_events": value}
     retention: RetentionConfig = place.table(RetentionConfig, table)
     return retention
@@ -404,6 +407,6 @@ class Config(_Table, frozen=True, kw_only=True):
 
 
 def show_table(kind: type, table: object) -> dict[str, object]:
-    """Return a small table as it may be shown; what nobody has set is left out."""
+    """Return a small table as it may be shown, without settings that are not set."""
     read = {key: (field.form, getattr(table, field.attribute)) for key, field in fields_of(kind).items()}
     return {key: form.show(value) for key, (form, value) in read.items() if form and value is not None}

@@ -81,7 +81,7 @@ def choice(*words: str) -> Form:
 
 
 def one_of(value: object, words: Sequence[str], forms: str = "") -> str:
-    """Return a word if it is one of these. `forms`: what else could have been written."""
+    """Return a word if it is one of these. `forms`: other allowed ways to write the value."""
     if isinstance(value, str) and value in words:
         return value
     near = nearest(value, words) if isinstance(value, str) else ""
@@ -114,7 +114,7 @@ def _names(value: object, place: Spot) -> tuple[str, ...]:
 
 
 def _moment(value: object, place: Spot) -> datetime:
-    """Read a day, or a moment with its offset; TOML has both as types of their own."""
+    """Read a date, or a time with its offset; TOML has types for both."""
     read = value
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
@@ -138,7 +138,7 @@ MOMENT: Final = Form(_moment, {"type": "string"}, lambda at: f"{at:%Y-%m-%dT%H:%
 
 
 def duration(value: object) -> float:
-    """Read a duration that is longer than nothing."""
+    """Read a duration above zero."""
     if not isinstance(value, str | int | float):
         raise ConfigError(f"must be a duration; {human.DURATION_FORMS}")
     if (seconds := human.seconds(value)) <= 0:
@@ -155,7 +155,7 @@ def _factor(value: object, place: Spot) -> float:
 def _jitter(value: object, place: Spot) -> float | str:
     if value in ("full", "none"):
         return str(value)
-    # `0` is a way to write "none" that programs have always had
+    # older programs write `0` for "none"
     return human.seconds(value) if isinstance(value, str | int | float) else duration(value)
 
 
@@ -180,7 +180,7 @@ def _volumes(value: object, place: Spot) -> dict[str, int]:
 
 
 def _digits(value: object) -> str:
-    """Read digits that are a name and no amount: with or without quotes, as a variable cannot have any."""
+    """Read digits that form a name, such as a phone number: with or without quotes, because a variable has none."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
 
 
@@ -254,7 +254,7 @@ def _header(name: str, value: object, place: Spot) -> str | Secret:
     read_header_name(name)
     if not isinstance(value, str):
         return place.secret(value)
-    # No sentence repeats the value: it may be the secret.
+    # The message does not repeat the value, which may be the secret.
     if _TELLING.search(name) and not place.is_program:
         raise ConfigError(f'"{name}" carries a secret, which is written as a reference: {REFERENCE_FORMS}')
     return read_header_value(name, value)
@@ -361,7 +361,7 @@ def _url(value: object, place: Spot) -> str:
 
 
 def _check_url(parts: SplitResult | None) -> None:
-    # no sentence repeats the address: it may hold a password
+    # The message does not repeat the address, which may contain a password.
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError('must be a web address; write for example "https://example.org/hook"')
     if "@" in parts.netloc:
@@ -371,7 +371,7 @@ def _check_url(parts: SplitResult | None) -> None:
 
 
 def _address(value: object, place: Spot) -> str | Secret:
-    """Read the address of a destination: a web address, also one of other letters, or a reference to one."""
+    """Read the address of a destination: a URL, possibly international, or a reference to one."""
     if not isinstance(value, str):
         return place.secret(value)
     text = _text(value)
@@ -412,7 +412,7 @@ def split_bind(bind: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach that address. An unknown name counts as public."""
+    """Tell whether only this machine can reach that host. An unknown name counts as public."""
     return ip_address(host).is_loopback if is_address(host) else host.lower() == "localhost"
 
 
@@ -522,7 +522,7 @@ def _rank(value: object, place: Spot) -> Any:
 
 
 def _paths(compile: Callable[[Sequence[str]], object]) -> Form:
-    """Return the form of a list of paths that can be compiled."""
+    """Return the form of a list of JSONPaths."""
 
     def read(value: object, place: Spot) -> tuple[str, ...]:
         compile(paths := _texts(value))

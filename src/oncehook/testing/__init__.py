@@ -1,8 +1,8 @@
-"""For the tests of programs that receive hooks.
+"""Helpers for tests of programs that receive hooks.
 
-`send` and `signed` make arrivals as a provider would; `TestInbox` is an inbox under test, which the pytest plugin
-hands out as the fixture `inbox`; `oncehook.testing.standins` has servers that behave like the providers' own. The
-plugin is loaded by every pytest on the machine, so nothing is imported here before it is asked for.
+`send` and `signed` make arrivals like a provider's; `TestInbox` is an inbox under test, which the pytest plugin
+provides as the fixture `inbox`; `oncehook.testing.standins` has servers that behave like the providers'. Every pytest
+on the machine loads the plugin, so imports here are lazy.
 """
 
 from __future__ import annotations

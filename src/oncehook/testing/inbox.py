@@ -93,21 +93,21 @@ async def hand_over(to: Inbox | str, arrival: Arrival) -> Answer:
 
 
 LOOK: Final = 0.002
-"""Seconds between two polls whether everything that is due is done."""
+"""Seconds between two checks whether everything that is due is done."""
 
 UNLIMITED: Final = 3600.0
-"""Seconds that a sender waits, and that an attempt may take when its worker stops: as long as the test."""
+"""Timeout of senders and of attempts when a worker stops: as long as the test."""
 
 
 JOINED: Final = (
     "store_url", "cipher", "sources", "destinations", "routes", "classifiers", "limits", "retention", "observer",
     "emitter", "_parts",
 )  # fmt: skip
-"""Attributes that a program's inbox has in common with the one of a test that uses it."""
+"""Attributes that a program's inbox shares with the test's inbox."""
 
 
 class TrialClock:
-    """The time of an inbox under test: the store's and the program's."""
+    """The time of an inbox under test: of its store and of the program."""
 
     def __init__(self, trial: TestInbox) -> None:
         self._trial = trial
@@ -117,14 +117,14 @@ class TrialClock:
         return clock.now_utc()
 
     def forward(self, span: str | float) -> None:
-        """Let time pass: "5m", or seconds. What becomes due by it is worked on by the next `drain`."""
+        """Advance the time by "5m", or by seconds. What becomes due is processed by the next `drain`."""
         seconds = human.seconds(span)
         self._trial.check_movable()
         clock.forward(seconds)
         self._moved += seconds
 
     def take_back(self) -> None:
-        """Return to the present."""
+        """Reset the time to the present."""
         if self._moved:
             clock.forward(-self._moved)
             self._moved = 0.0
@@ -162,8 +162,8 @@ class TestInbox(Inbox):
     def use(self, inbox: Inbox) -> None:
         """Test a program's own inbox: its sources, handlers, destinations and routes, on the store of this test.
 
-        Until the test is over the two are one, so that `inbox.emit` in a handler, or a route that calls
-        `inbox.receive`, reach the store of the test as well.
+        Until the test ends the two share everything, so that `inbox.emit` in a handler, or a route that calls
+        `inbox.receive`, reach the test's store, too.
         """
         if self.is_started or inbox.is_started:
             raise ConfigError("An inbox can be used for a test only before it is started.")
@@ -188,7 +188,7 @@ class TestInbox(Inbox):
         >>> n8n = inbox.recorded("n8n")
         >>> n8n.fail(502)
         """
-        from oncehook.testing.recorded import Recorded, RecordingOutbound
+        from oncehook.testing.recorded import Recorded, RecordingClient
 
         if name not in self.destinations:
             self.destination(name, url=f"https://{name}.example/")
@@ -199,18 +199,18 @@ class TestInbox(Inbox):
                 hint="A handler can be called as it is; a sender has its stand-in in oncehook.testing.standins.",
             )
         recorded = Recorded()
-        destination._outbound = RecordingOutbound(recorded)
+        destination._client = RecordingClient(recorded)
         return recorded
 
     # -- starting and stopping -----------------------------------------------------------------
 
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
-        """Begin to receive, unless it has begun. Work is done by `drain`."""
+        """Begin to receive, unless it has begun. Only `drain` makes attempts."""
         if not self.is_started:
             await super().start(work=False)
 
     async def _open_store(self, *, works: bool) -> None:
-        await super()._open_store(works=True)  # whatever is started here, `drain` works
+        await super()._open_store(works=True)  # `drain` makes attempts even where no worker is started
 
     async def stop(self, patience: float = UNLIMITED) -> None:
         """Stop, if it was started."""
@@ -230,7 +230,7 @@ class TestInbox(Inbox):
 
     def check_movable(self) -> None:
         """Raise ConfigError where time cannot be moved now."""
-        if self.store.shared:
+        if not self.store.embedded:
             raise ConfigError("Only a SQLite store can be moved in time; PostgreSQL has a clock of its own.")
         if self.worker is not None and len(self.worker.heartbeat):
             raise ConfigError(
@@ -242,7 +242,7 @@ class TestInbox(Inbox):
     async def send(self, source: str, type: str | None = None, *, body: object = None, forge: bool = False) -> Answer:
         """Send a signed sample, as the provider of that source would. See `oncehook.testing.send`.
 
-        A source that is not there yet is made, where it is called as a preset is.
+        A missing source is added if its name is that of a preset.
 
         >>> answer = await inbox.send("stripe", "invoice.paid")
         """
@@ -255,7 +255,7 @@ class TestInbox(Inbox):
         return await self.send_again()
 
     async def send_again(self) -> Answer:
-        """Send once more what was sent last, byte for byte: a duplicate."""
+        """Send the last request again, byte for byte: a duplicate."""
         if self._last is None:
             raise ConfigError("Nothing was sent yet.")
         return await hand_over(self, self._last)
@@ -289,9 +289,9 @@ class TestInbox(Inbox):
     # -- working -------------------------------------------------------------------------------
 
     async def drain(self, *, retries: bool = False) -> None:
-        """Do everything that is due now. What is to be tried again later waits for `clock.forward`.
+        """Process everything that is due now. Retries that are due later wait for `clock.forward`.
 
-        With `retries` the clock is moved on to each retry in turn, until everything is done or dead.
+        With `retries` the clock advances to each retry in turn, until everything is done or dead.
         """
         await self.start()
         numbers = [destination.id for destination in self.destinations.values()]
@@ -321,14 +321,11 @@ class TestInbox(Inbox):
     async def _catch_up(self, worker: Worker, numbers: Sequence[int]) -> None:
         """Wait until nothing is under way and nothing is due."""
         while True:
-            next_due = await self.store.next_due(numbers)
-            if not (len(worker.heartbeat) or next_due.is_due or await self._has_leases()):
+            next_due, levels = await self.store.next_due(numbers), await self.store.levels()
+            # A leased delivery may not have begun yet.
+            if not (len(worker.heartbeat) or next_due.is_due or any(level.leased for level in levels.values())):
                 return
             await asyncio.sleep(LOOK)
-
-    async def _has_leases(self) -> bool:
-        # including those that were leased and are not begun yet
-        return any(level.leased for level in (await self.store.levels()).values())
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -393,7 +390,7 @@ class BlockingTestInbox:
         return self.call(self.trial.send(source, type, body=body, forge=forge))
 
     def send_again(self) -> Answer:
-        """Send once more what was sent last, byte for byte: a duplicate."""
+        """Send the last request again, byte for byte: a duplicate."""
         return self.call(self.trial.send_again())
 
     def emit(
@@ -402,7 +399,7 @@ class BlockingTestInbox:
         return self.call(self.trial.emit(source, type, payload, key=key, subject=subject))
 
     def drain(self, *, retries: bool = False) -> None:
-        """Do everything that is due now; with `retries`, also what is due later."""
+        """Process everything that is due now; with `retries`, also what is due later."""
         self.call(self.trial.drain(retries=retries))
 
     def deliveries(self, destination: str | None = None, *, status: str | None = None) -> list[StoredDelivery]:

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures `inbox`, `claims` and `oncehook_store`. Every pytest on the machine loads it.
 
 `inbox` is a `TestInbox` in an `async def` test, whichever plugin runs that, and a `BlockingTestInbox` in a `def` test.
-It lives on the loop of its test, so it is stopped there: the test is wrapped, and its end is the inbox's.
+It lives on its test's event loop and must be stopped there, so the test function is wrapped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def claims(tmp_path: Path) -> Generator[Claims, None, None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Stop the trial of a coroutine on the loop that the coroutine runs on."""
+    """Stop a coroutine test's inbox on the event loop of the coroutine."""
     trial = item.stash.get(_TRIAL, None)
     if trial is not None and isinstance(item, pytest.Function):
         item.obj = _stop_after(trial, item.obj)

@@ -89,7 +89,7 @@ class Recorded:
             self.attempts.append(RecordedAttempt(url, named, body, status, clock.now_utc()))
 
 
-class RecordingOutbound(HttpClient):
+class RecordingClient(HttpClient):
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()
         self._recorded = recorded

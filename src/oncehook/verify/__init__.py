@@ -74,10 +74,10 @@ Build = Callable[[dict[str, Any]], Scheme]
 
 
 def from_config(spec: Spec | Sequence[Spec]) -> Scheme:
-    """Build the scheme that a `verify` setting names; of a list, any may prove an arrival.
+    """Build the scheme of a `verify` setting; with a list, any one of them may prove an arrival.
 
-    Raises ConfigError for an unknown scheme, option or value, naming the nearest right one. It never falls back to
-    anything: a setting that cannot be read is no reason to verify less (S4).
+    Raises ConfigError for an unknown scheme, option or value, naming the nearest right one. It never falls back: a
+    setting that cannot be read must not weaken verification (S4).
     """
     if not isinstance(spec, str | Mapping):
         return _any_of(spec)
@@ -108,7 +108,7 @@ def _any_of(specs: Sequence[Spec]) -> Scheme:
 
 
 def _value(option: str, value: object) -> Any:
-    """Convert one option: text to a span of time, a table to `Fields`."""
+    """Convert one option: text to a duration, a table to `Fields`."""
     if option in ("tolerance", "leeway"):
         return _span(value)
     if option == "fields":

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 Check = Callable[[bytes, bytes], bool]
-"""(signature, message) -> True where the signature is one of the message."""
+"""(signature, message) -> True where the signature is valid."""
 
 PEM: Final = b"-----BEGIN "
 
@@ -89,7 +89,8 @@ def _ed25519_private(raw: bytes) -> Ed25519PrivateKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ed25519(Signature):
-    """An ed25519 signature of a message in a header (Discord). The secret is the public key; the private one signs."""
+    """An ed25519 signature of a message, in a header (Discord). The secret is the public key; the sender has the
+    private one."""
 
     key: str = "hex"
 
@@ -145,8 +146,8 @@ def _spki(secret: bytes) -> EllipticCurvePublicKey:
 class SendGrid(Scheme):
     """ECDSA P-256 over timestamp + body, in DER; the secret is the public key that SendGrid shows.
 
-    SendGrid retries for 24 hours and does not say whether it signs again for that, so the tolerance outlasts
-    them: an arrival played back meanwhile is a duplicate, but a retry refused would be lost.
+    SendGrid retries for 24 hours and does not say whether it signs again, so the tolerance is longer: a captured
+    arrival is a duplicate, while a rejected retry would be lost.
     """
 
     header: str = "x-twilio-email-event-webhook-signature"
@@ -220,25 +221,25 @@ def _private(secret: bytes) -> object:
 # -- PayPal ------------------------------------------------------------------------------------
 
 Fetch = Callable[[str], bytes]
-"""From the address of a certificate to its PEM bytes; raises when it cannot be fetched. Must check TLS."""
+"""A function from a certificate's URL to its PEM bytes; raises when it cannot be fetched. Must check TLS."""
 
 _CERTIFICATE_PATH: Final = re.compile(r"/v1/notifications/certs/[A-Za-z0-9_-]{1,200}")
 _KEPT_CERTIFICATES: Final = 16
 _FETCH_PAUSE: Final = 10.0
-"""Seconds between two fetches: any sender names the address, so senders must not set the pace."""
+"""Seconds between two fetches, because any sender can name a URL and must not set the pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayPal(Scheme):
     """RSA-SHA256 over `transmission id|time|webhook id|CRC-32 of the body`, checked without asking PayPal.
 
-    The secrets are the webhook's id and, beside it, PayPal's certificates in PEM. Without certificates `fetch` must
-    be given; it is asked for addresses of PayPal only, and the answer is kept. It is called where the arrival is
-    verified, so it should be quick or answer from what it fetched ahead.
+    The secrets are the webhook's id and PayPal's certificates in PEM. Without certificates `fetch` is required; it is
+    called with PayPal's addresses only, and its result is cached. It runs during verification, so it should be quick or
+    return what it fetched ahead.
 
-    A CRC-32 is easily forged with a genuine transmission at hand, so the body counts as not authenticated: another body
-    under one transmission id is a conflict, and transmissions older than the three days of PayPal's retries, and one of
-    grace, are refused. Fetch the object before acting on money.
+    A CRC-32 is easily forged by somebody who has a genuine transmission, so the body counts as not authenticated:
+    another body under one transmission id is a conflict, and transmissions older than four days (PayPal retries for
+    three) are refused. Fetch the object before acting on money.
     """
 
     fetch: Fetch | None = None
@@ -270,7 +271,7 @@ class PayPal(Scheme):
             if len(values) != len(read):
                 raise SignatureInvalid("missing")
             transmission_id, time, text, address, algorithm = values
-            # The algorithm is fixed: the header may only name the same one (S6).
+            # The algorithm is fixed: the header may only name this one (S6).
             if algorithm.lower() != b"sha256withrsa" or b"|" in transmission_id + time:
                 raise SignatureInvalid("malformed")
             moment, signature = _iso(time), readers.base64_strict(text)
@@ -320,7 +321,8 @@ class _CertificateCache:
         self._last = -math.inf
 
     def check_at(self, address: bytes) -> Check:
-        """Return the check with the certificate at this address; refuse one that is not PayPal's or not valid now."""
+        """Return the check with the certificate at this address; refuse an address that is not PayPal's and a
+        certificate that is not valid now."""
         _check_address(address)
         kept = self._kept.get(address)
         if kept is None:
@@ -341,7 +343,7 @@ class _CertificateCache:
         try:
             pem = self._fetch(address.decode())
         except Exception:
-            # Whatever goes wrong with the fetch, the arrival is not proven: PayPal will send it again.
+            # An arrival whose certificate cannot be fetched is not verified; PayPal will send it again.
             raise SignatureInvalid("unavailable") from None
         try:
             certificate = _certificate(pem)
@@ -353,7 +355,7 @@ class _CertificateCache:
 
 
 def _check_address(address: bytes) -> None:
-    """Refuse what is not one of PayPal's addresses for certificates: a forger would name his own."""
+    """Refuse an address that is not one of PayPal's for certificates: a forger would name another."""
     try:
         parts = urlsplit(address.decode("ascii"))
         plain = parts.netloc == parts.hostname and not parts.query and not parts.fragment
@@ -403,7 +405,7 @@ def _rsa_check(key: RSAPublicKey) -> Check:
 
 
 def _iso(text: bytes) -> float:
-    """Read an RFC 3339 time as seconds since 1970; refuse one without a zone."""
+    """Parse an RFC 3339 time into seconds since 1970; refuse one without a zone."""
     try:
         moment = datetime.fromisoformat(text.decode("ascii"))
     except ValueError:

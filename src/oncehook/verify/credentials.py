@@ -1,7 +1,6 @@
-"""Credentials that come with the arrival: the secret itself (Token, Basic), or a token signed with it (Jwt).
+"""Credentials in the arrival itself: the secret (Token, Basic), or a token signed with it (Jwt).
 
-They prove the sender, and nothing about the body. The headers that carry them are `masked`, so that they never reach
-the store.
+They prove the sender, and nothing about the body. Headers that carry them are `masked`, so that they are never stored.
 """
 
 from __future__ import annotations
@@ -137,8 +136,8 @@ class Basic(Scheme):
 class Jwt(Scheme):
     """A JSON Web Token in a header, HS256 and nothing else: the token's own `alg` never chooses (S6).
 
-    `exp` is required and, like `nbf` and `iat`, checked with `leeway` seconds of grace, which a source's tolerance
-    replaces; inf leaves the times unchecked. `claims` must be there with exactly these values. The token does not
+    `exp` is required and, like `nbf` and `iat`, checked with `leeway` seconds of tolerance, which a source's tolerance
+    replaces; inf turns the check of times off. `claims` must be present with exactly these values. The token does not
     cover the body.
     """
 
@@ -214,7 +213,7 @@ def _check_times(payload: Mapping[str, Any], grace: float) -> None:
         return
     if "exp" not in times:
         raise SignatureInvalid("malformed")
-    # Compared, never added to: such a number may be too large for arithmetic.
+    # Compared only, because such a number may be too large for arithmetic.
     begins = max(times.get("nbf", 0), times.get("iat", 0))
     if times["exp"] < clock.now() - grace or begins > clock.now() + grace:
         raise SignatureInvalid("stale")

@@ -1,4 +1,4 @@
-"""Keys for development: those of a source without settings, and those that `oncehook send` signs with."""
+"""Keys for development: of a source without settings, and of `oncehook send`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DevelopmentKeys:
-    """The secrets of the receiver and the key of the sender. Never printed by accident."""
+    """The secrets of the receiver and the key of the sender, without a repr."""
 
     secrets: tuple[bytes, ...]
     signing: bytes

@@ -1,7 +1,7 @@
-"""Readers of an arrival that nothing has verified yet: one header, one query value, one field of a JSON body.
+"""Readers of an unverified arrival: one header, one query value, one field of a JSON body.
 
-A reader is built once, when a scheme is compiled, and called per arrival. It returns None for what is absent and raises
-SignatureInvalid for what is there twice (S7) or cannot be read; nothing else, whatever the bytes.
+A reader is built once, when a scheme is compiled, and called per arrival. It returns None for an absent value and
+raises SignatureInvalid for one that is repeated (S7) or unreadable; nothing else, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 FORM: Final = b"application/x-www-form-urlencoded"
 MOST_FIELDS: Final = 1000
 MOST_SIGNATURES: Final = 20
-"""No sender puts more signatures than this into one header."""
+"""Most signatures in one header: no sender uses more."""
 
 
 def header_name(name: str) -> bytes:
-    """Return the name in lower case, as arrivals have it. Raises ConfigError for what cannot be a header."""
+    """Return the name in lower case, as in arrivals. Raises ConfigError for what cannot be a header."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not the name of a header.")
     return name.lower().encode()
 
 
 def header(name: str) -> Reader:
-    """Return the reader of the one header of this name, stripped; None when it is absent or empty.
+    """Return the reader of the header with this name, stripped; None when it is absent or empty.
 
-    A second one is refused, and so is a twin with underscores: because servers and proxies disagree about which of the
-    two is meant, the one that was checked need not be the one that is used later (S7).
+    Refuses a second one, and a variant with underscores: because servers and proxies disagree about which one counts,
+    the verified one need not be the one that is used later (S7).
     """
     wanted = header_name(name)
     folded = wanted.replace(b"_", b"-")
@@ -48,7 +48,7 @@ def header(name: str) -> Reader:
     def read(arrival: Arrival) -> bytes | None:
         found: bytes | None = None
         for key, value in arrival.headers:
-            # The length is compared first because it rules out nearly all of them at no cost.
+            # The length is compared first, because that excludes most headers at little cost.
             if len(key) == size and (key == wanted or key.lower().replace(b"_", b"-") == folded):
                 if found is not None or key.lower() != wanted:
                     raise SignatureInvalid("repeated")
@@ -60,7 +60,7 @@ def header(name: str) -> Reader:
 
 @lru_cache
 def shows_header(name: str) -> Callable[[Arrival], bool]:
-    """Return the test for a header of this name, or its twin with underscores, empty or not."""
+    """Return a test for a header of this name, or its variant with underscores, empty or not."""
     folded = header_name(name).replace(b"_", b"-")
 
     def shows(arrival: Arrival) -> bool:
@@ -75,7 +75,7 @@ def with_headers(draft: Arrival, **changes: Any) -> Arrival:
 
 
 def put_header(arrival: Arrival, name: str, value: bytes) -> None:
-    """Set a header of a draft, in place of any that were there."""
+    """Set a header of a draft, replacing existing ones."""
     wanted = header_name(name)
     folded = wanted.replace(b"_", b"-")
     kept = [(key, old) for key, old in arrival.headers if key.lower().replace(b"_", b"-") != folded]
@@ -86,9 +86,9 @@ def put_header(arrival: Arrival, name: str, value: bytes) -> None:
 
 
 def pairs(text: bytes) -> list[tuple[bytes, bytes]]:
-    """Return names and values of a query or a form, decoded, in their order; what is odd is taken as it is.
+    """Return decoded names and values of a query or a form, in order; malformed escapes are kept as text.
 
-    More than MOST_FIELDS are refused: this runs before the sender is known, and other arrivals wait for it.
+    More than MOST_FIELDS are refused: this runs before the sender is verified, while other arrivals wait.
     """
     if text.count(b"&") >= MOST_FIELDS:
         raise SignatureInvalid("malformed")
@@ -101,7 +101,7 @@ def pairs(text: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def sole(found: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
-    """Return the one value under this name; None when there is none or it is empty."""
+    """Return the only value of this name; None when there is none or it is empty."""
     values = [value for key, value in found if key == name]
     if len(values) > 1:
         raise SignatureInvalid("repeated")
@@ -133,10 +133,10 @@ def is_form(arrival: Arrival) -> bool:
 
 
 def body_field(path: str, kind: Any) -> Callable[[bytes], Any]:
-    """Return the reader of one field of a JSON object, by its dotted path; None when it is absent or null.
+    """Return the reader of one field of a JSON object, by dotted path; None when it is absent or null.
 
-    Only the fields on the path are decoded. A body that is no JSON object, or a field of another kind, is
-    malformed; so is nesting too deep to read, for which msgspec raises RecursionError.
+    Decodes only the fields on the path. A body that is no JSON object, or a field of another type, is malformed; so is
+    too deep nesting, for which msgspec raises RecursionError.
     """
     names = path.split(".")
     if not all(names):
@@ -180,18 +180,18 @@ def put_body_field(body: bytes, path: str, value: Any) -> bytes:
 
 
 def base64_strict(text: bytes) -> bytes:
-    """Decode base64; anything that an encoder would not have written is malformed."""
+    """Decode base64; refuse anything that an encoder would not have written."""
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error:
         raise SignatureInvalid("malformed") from None
-    if binascii.b2a_base64(data, newline=False) != text:  # the decoder takes odd padding and odd last bits
+    if binascii.b2a_base64(data, newline=False) != text:  # the decoder accepts wrong padding and stray last bits
         raise SignatureInvalid("malformed")
     return data
 
 
 def hex_strict(text: bytes) -> bytes:
-    """Decode hex; anything else in it is malformed."""
+    """Decode hex; refuse anything else."""
     try:
         return binascii.unhexlify(text)
     except binascii.Error:

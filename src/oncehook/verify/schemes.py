@@ -1,14 +1,15 @@
-"""The schemes by which senders prove who they are, as data: a preset names one, and has no code of its own for it.
+"""The schemes by which senders prove who they are, as data: a preset names one and needs no code for it.
 
-A scheme and a source's secrets become a `Verifier`, once, at start; it is called with every arrival. The same scheme
-signs drafts for `oncehook send` and for tests, so that both sides come from one definition. Here: what all schemes
-share, signatures with a shared secret (Hmac, Hash), a check of one's own (Custom), several schemes for one source
-(Either), and none (Nothing). `oncehook.verify` has them all.
+A scheme and a source's secrets become a `Verifier` once, at start; it is called with every arrival. The same scheme
+signs drafts for `oncehook send` and for tests, so that both sides share one definition. Here: what all schemes share,
+signatures with a shared secret (Hmac, Hash), user-defined checks (Custom), several schemes for one source (Either), and
+none (Nothing). `oncehook.verify` has them all.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import hmac
 import inspect
@@ -34,7 +35,7 @@ UNCOVERED: Final[frozenset[str]] = frozenset()
 
 
 class Scheme(Protocol):
-    """One way of proving where an arrival comes from. Subclasses name what differs from the defaults here."""
+    """One way to prove where an arrival comes from. Subclasses override what differs from these defaults."""
 
     __slots__ = ()
 
@@ -59,20 +60,20 @@ class Scheme(Protocol):
         return NONE
 
     def shows(self, arrival: Arrival) -> bool:
-        """Tell whether the arrival carries a signature of this kind, good or bad. `Either` chooses by it."""
+        """Tell whether the arrival has a signature of this kind, right or wrong. `Either` uses this to choose."""
         return True
 
     @abstractmethod
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        """Compile the check. Any of the secrets may match; `tolerance` None is the scheme's own, inf is off.
+        """Compile the check. Any of the secrets may match; `tolerance` None means the scheme's own, inf means off.
 
-        Raises ConfigError when there is no secret or an empty one, when a key cannot be loaded, or when the
-        scheme signs the URL and none is given (S4): a source that cannot check does not start.
+        Raises ConfigError when there is no secret or an empty one, a key cannot be loaded, or the scheme signs the URL
+        and none is given (S4): a source that cannot verify does not start.
         """
 
     @abstractmethod
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        """Return a copy of the draft as a genuine sender would send it at this moment."""
+        """Return a copy of the draft, signed like a genuine sender's at this moment."""
 
 
 class SecretError(ConfigError):
@@ -83,12 +84,12 @@ class SecretError(ConfigError):
 
 
 def same(a: bytes, b: bytes) -> bool:
-    """Compare two secrets in a time that does not tell where they differ. No other comparison is used."""
+    """Compare two secrets in constant time. No other comparison is used."""
     return hmac.compare_digest(a, b)
 
 
 def matches_any(expected: Iterable[bytes], presented: Sequence[bytes]) -> bool:
-    """Look for one of the presented signatures among the expected. All are compared, so time tells nothing."""
+    """Tell whether a presented signature is among the expected. All are compared, so that timing reveals nothing."""
     matched = False
     for good in expected:
         for candidate in presented:
@@ -97,7 +98,7 @@ def matches_any(expected: Iterable[bytes], presented: Sequence[bytes]) -> bool:
 
 
 def usable(secrets: Sequence[bytes]) -> list[bytes]:
-    """Return the secrets. Raises ConfigError where there is none or one is empty: no secret, no source (S4)."""
+    """Return the secrets. Raises ConfigError where there is none or one is empty: without a secret, no source (S4)."""
     if not secrets:
         raise ConfigError("There is no secret to verify arrivals with.", hint='Set secret; or say verify = "none".')
     if not all(secret.strip() for secret in secrets):
@@ -106,39 +107,39 @@ def usable(secrets: Sequence[bytes]) -> list[bytes]:
 
 
 def digits(text: bytes) -> int:
-    """Read a timestamp: digits and nothing else, few enough to be a moment."""
+    """Parse a timestamp: digits only, and few enough to be a time."""
     if not text.isdigit() or len(text) > 16:
         raise SignatureInvalid("malformed")
     return int(text)
 
 
 def check_moment(value: int, unit: str, tolerance: float) -> None:
-    """Refuse a moment too far from now, counted in this unit. A tolerance of inf lets every moment through."""
+    """Refuse a timestamp too far from now, in this unit. A tolerance of inf accepts all."""
     if not 0 <= value < 10**16:
         raise SignatureInvalid("malformed")
-    # no clock shows 10^11 seconds before the year 5138: a number that long counts milliseconds
+    # 10^11 seconds is the year 5138, so a larger number is in milliseconds
     check_age(value / 1000 if unit == "milliseconds" or (unit == "auto" and value >= 10**11) else value, tolerance)
 
 
 def stamp(at: float, unit: str) -> bytes:
-    """Write the digits of this moment, as a sender would."""
+    """Return the current timestamp as a sender writes it."""
     return str(int(at) if unit == "seconds" else int(at * 1000)).encode()
 
 
 def check_age(at: float, tolerance: float) -> None:
-    """Refuse what was signed too long ago, or too far ahead (S5)."""
+    """Refuse a signature that is too old, or too far in the future (S5)."""
     if abs(clock.now() - at) > tolerance:
         raise SignatureInvalid("stale")
 
 
 def one_of(value: object, allowed: Sequence[str], what: str) -> None:
-    """Refuse a value that is not among those allowed, naming the nearest right one."""
+    """Refuse a value that is not allowed, naming the nearest right one."""
     if value not in allowed:
         raise ConfigError(f"{value!r} is no {what}.", hint=suggest(str(value), allowed))
 
 
 def check_tolerance(value: object) -> float:
-    """Return a tolerance. Raises ConfigError for what is no span of time; `inf` turns the check off, by name."""
+    """Return a tolerance. Raises ConfigError for what is no duration; `inf` turns the check off explicitly."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value <= 0:
         raise ConfigError(f"tolerance {value!r} is not a span of time.", hint='Write "5m", or "off" by name.')
     return value
@@ -154,7 +155,7 @@ KEYS: Final = ("text", "base64", "hex")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """A header made of name=value pairs: the field that holds the signature, and the separator of the pairs."""
+    """A header of name=value pairs: the name of the signature's field, and the separator."""
 
     signature: str = "v1"
     separator: str = ","
@@ -164,17 +165,14 @@ class Fields:
             raise ConfigError("fields needs the name of the signature's field and a separator of one character.")
 
     def split(self, value: bytes) -> list[tuple[bytes, bytes]]:
-        """Split one header value into its pairs; what is no pair is left out."""
+        """Split a header value into its pairs; skip what is no pair."""
         found = [part.partition(b"=") for part in value.split(self.separator.encode())]
         return [(name.strip(), text.strip()) for name, equals, text in found if equals]
 
 
-_Pairs = Sequence[tuple[bytes, bytes]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature(Scheme, ABC):
-    """A signature in a header, over a message that a template describes. Each kind makes and checks it in its way."""
+    """A signature in a header, over a message that a template describes. Subclasses compute and check it."""
 
     header: str
     encoding: str = "hex"
@@ -215,7 +213,7 @@ class Signature(Scheme, ABC):
                 raise ConfigError(f"timestamp = {self.timestamp!r} does not say where it is.")
             needed = "body" if place == "body" else "timestamp"
             if not all(needed in template.always for template in self._templates):
-                # Otherwise a sender of an old arrival would just write a new time (S5).
+                # Otherwise the sender of an old arrival could write a new time (S5).
                 raise ConfigError(f"The timestamp must be signed: put {{{needed}}} into `signed`.")
         if place in ("", "body") and any("timestamp" in template.uses for template in self._templates):
             raise ConfigError("`signed` uses {timestamp}, but no timestamp in a header is configured.")
@@ -241,17 +239,17 @@ class Signature(Scheme, ABC):
 
     @abstractmethod
     def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
-        """Return the function from a message to its raw signature with this key, the one that signs."""
+        """Return a function from a message to its raw signature with this key, the first one."""
 
     @abstractmethod
     def _matcher(self, keys: Sequence[bytes]) -> Callable[[Sequence[bytes], Sequence[bytes]], bool]:
-        """Return the function that tells whether one of these keys made one of the signatures of the messages."""
+        """Return a function that tells whether one of these keys made one of the signatures."""
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         matches = self._matcher([self._load(secret) for secret in usable(secrets)])
         address = self._address(url)
         window = check_tolerance(self.tolerance if tolerance is None else tolerance)
-        templates, split = self._templates, self.fields.split if self.fields else lambda value: [(b"", value)]
+        templates = self._templates
         read, read_signatures = readers.header(self.header), self._signature_reader()
         read_timestamp, check_time = self._timestamp_reader(), self._time_check(window)
 
@@ -259,13 +257,12 @@ class Signature(Scheme, ABC):
             value = read(arrival)
             if value is None:
                 raise SignatureInvalid("missing")
-            pairs = split(value)
-            signatures = read_signatures(pairs)
-            timestamp = read_timestamp(arrival, pairs)
+            signatures = read_signatures(value)
+            timestamp = read_timestamp(arrival, value)
             messages = [template.render(arrival, timestamp, address) for template in templates]
             if not matches(messages, signatures):
                 raise SignatureInvalid("mismatch")
-            # Only now, so that "stale" in the log always means: genuine, but late.
+            # Checked last, so that "stale" in the log always means genuine, but late.
             check_time(arrival, timestamp)
 
         return verify
@@ -306,16 +303,16 @@ class Signature(Scheme, ABC):
         return loaded
 
     def _encode(self, digest: bytes) -> bytes:
-        return digest.hex().encode() if self.encoding == "hex" else base64.b64encode(digest)
+        return binascii.hexlify(digest) if self.encoding == "hex" else base64.b64encode(digest)
 
-    def _signature_reader(self) -> Callable[[_Pairs], list[bytes]]:
-        """Return the function from the header's fields to the signatures in it that have the right form."""
+    def _signature_reader(self) -> Callable[[bytes], list[bytes]]:
+        """Return the function from the header's value to the signatures in it that have the right form."""
         prefix, is_hex = self.prefix.encode(), self.encoding == "hex"
         size = len(prefix) + len(self._encode(bytes(self._size)))
-        wanted = self.fields.signature.encode() if self.fields else b""
+        fields, wanted = self.fields, self.fields.signature.encode() if self.fields else b""
 
-        def read(pairs: _Pairs) -> list[bytes]:
-            texts = [text for name, text in pairs if name == wanted]
+        def read(value: bytes) -> list[bytes]:
+            texts = [value] if fields is None else [text for name, text in fields.split(value) if name == wanted]
             found = [text[len(prefix) :] for text in texts if len(text) == size and text.startswith(prefix)]
             if not found or len(texts) > readers.MOST_SIGNATURES:
                 raise SignatureInvalid("malformed")
@@ -323,16 +320,16 @@ class Signature(Scheme, ABC):
 
         return read
 
-    def _timestamp_reader(self) -> Callable[[Arrival, _Pairs], bytes]:
-        """Return the function from the arrival and the header's fields to the timestamp as it was written."""
+    def _timestamp_reader(self) -> Callable[[Arrival, bytes], bytes]:
+        """Return the function from the arrival and the header's value to the timestamp as it was written."""
         place, name = self._timestamp_place
         if place not in ("header", "field"):
-            return lambda arrival, pairs: b""
+            return lambda arrival, value: b""
         from_header = readers.header(name) if place == "header" else None
-        wanted = name.encode()
+        fields, wanted = self.fields or Fields(), name.encode()
 
-        def timestamp(arrival: Arrival, pairs: _Pairs) -> bytes:
-            text = from_header(arrival) if from_header else readers.sole(pairs, wanted)
+        def timestamp(arrival: Arrival, value: bytes) -> bytes:
+            text = from_header(arrival) if from_header else readers.sole(fields.split(value), wanted)
             if text is None:
                 raise SignatureInvalid("missing")
             return text
@@ -359,7 +356,7 @@ class Signature(Scheme, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Digest(Signature):
-    """A signature that the receiver makes anew, with the same secret."""
+    """A signature that the receiver computes, too, with the same secret."""
 
     algorithm: str = "sha256"
 
@@ -382,15 +379,21 @@ class _Digest(Signature):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hmac(_Digest):
-    """An HMAC of a message in a header: most senders, and every plain scheme of one's own."""
+    """An HMAC of a message, in a header: most senders, and most schemes of one's own."""
 
     def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
-        prepared = hmac.new(key, digestmod=self.algorithm)
+        # The two halves of an HMAC (RFC 2104) with the key taken in: a copy of each is cheaper than one of `hmac.new`,
+        # and both are cheaper than to look up the algorithm and to take in the key each time.
+        block = hashlib.new(self.algorithm).block_size
+        key = (hashlib.new(self.algorithm, key).digest() if len(key) > block else key).ljust(block, b"\0")
+        inner = hashlib.new(self.algorithm, bytes(byte ^ 0x36 for byte in key))
+        outer = hashlib.new(self.algorithm, bytes(byte ^ 0x5C for byte in key))
 
         def digest(message: bytes) -> bytes:
-            copy = prepared.copy()  # cheaper than to look up the algorithm and to take in the key each time
-            copy.update(message)
-            return copy.digest()
+            within, around = inner.copy(), outer.copy()
+            within.update(message)
+            around.update(within.digest())
+            return around.digest()
 
         return digest
 
@@ -399,9 +402,9 @@ class Hmac(_Digest):
 class Hash(_Digest):
     """A plain hash of secret + message (HubSpot v1 and v2).
 
-    Such a hash can be extended: with one genuine arrival, anybody can append to its message without the secret.
-    What is appended begins with padding that always holds zero bytes, which no text does; so a message with a
-    zero byte is refused.
+    Such a hash can be extended: with one genuine arrival, anybody can append to its message without the secret. The
+    appended part begins with padding that always has zero bytes, which no text has; so a message with a zero byte is
+    refused.
     """
 
     def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
@@ -420,16 +423,16 @@ Genuine = Callable[[Arrival, bytes], bool]
 ArrivalSigner = Callable[[Arrival, bytes], Arrival]
 """(draft, secret) -> the draft as a genuine sender would send it."""
 
-# Raised by reading what is absent or odd in an arrival. Other errors are the check's own: the sender tries again.
+# Raised when a part of an arrival is absent or malformed. Other errors are the check's own, and the sender retries.
 _MALFORMED: Final = (LookupError, TypeError, AttributeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Custom(Scheme):
-    """A check of one's own, called with each of the source's secrets. True, and nothing else, lets the arrival in.
+    """A user-defined check, called with each of the source's secrets. Only True accepts the arrival.
 
-    Compare with `oncehook.verify.same`, so that time tells nothing. `body` says that the check covers the body,
-    `headers` names those that carry the secret itself and must not be stored; with a `signer`, `oncehook send` and
+    Compare with `oncehook.verify.same`, so that timing reveals nothing. `body` says that the check covers the body;
+    `headers` names those that contain the secret itself and must not be stored; with a `signer`, `oncehook send` and
     `oncehook.testing` can send samples.
     """
 
@@ -455,8 +458,8 @@ class Custom(Scheme):
 
         def verify(arrival: Arrival) -> None:
             try:
-                # All are tried, so that time does not tell which secret it was. None, the result of a check that
-                # forgets to return, is not True.
+                # All are tried, so that timing does not reveal which secret matched. None, from a check that forgets to
+                # return, is not True.
                 answers = [check(arrival, secret) for secret in kept]
             except _MALFORMED:
                 raise SignatureInvalid("malformed") from None
@@ -481,12 +484,12 @@ class Custom(Scheme):
 class Either(Scheme):
     """Several schemes for one source. They are tried in order, strongest first.
 
-    The first whose signature the arrival shows decides, alone: a wrong signature is not rescued by another
-    credential beside it. With `every=True` all may be tried and one match is enough, for alternatives that look
-    alike from outside. A scheme that reads the body shows in every arrival: put it last.
+    The first one whose signature the arrival has decides alone: a wrong signature is not rescued by another credential.
+    With `every=True` all are tried and one match is enough, for alternatives that look alike. A scheme that reads the
+    body is present in every arrival: put it last.
 
-    A secret may fit some of the schemes only; one that fits none is an error, and a scheme that no secret fits is
-    as good as absent.
+    A secret may fit only some of the schemes; one that fits none is an error, and a scheme without a fitting secret is
+    ignored.
     """
 
     schemes: tuple[Scheme, ...]
@@ -496,7 +499,8 @@ class Either(Scheme):
         if not schemes:
             raise ConfigError("Either needs schemes to choose from.")
         if len({is_public(scheme) for scheme in schemes}) > 1:
-            # Every secret is tried with every scheme that it fits, and anybody can sign with a public key as secret.
+            # Every secret is tried with every scheme that it fits, and a public key used as an HMAC secret would let
+            # anybody sign.
             raise ConfigError(
                 "Schemes with a public key and schemes with a secret cannot be alternatives of one source.",
                 hint="Make two sources, one for each.",
@@ -547,7 +551,7 @@ class Either(Scheme):
 
 
 def is_public(scheme: Scheme) -> bool:
-    """Tell whether a scheme is checked with what is no secret: a public key, a certificate."""
+    """Tell whether a scheme verifies with public data: a public key, a certificate."""
     return bool(getattr(scheme.schemes[0] if isinstance(scheme, Either) else scheme, "has_public_key", False))
 
 
@@ -584,7 +588,7 @@ def _first_that_matches(checks: _Checks) -> Verifier:
                 if refusal.reason == "repeated":
                     raise
                 refusals.append(refusal.reason)
-        # The reason that came closest says most: a stale signature was genuine once.
+        # The reason that came closest is the most useful: a stale signature was genuine.
         raise SignatureInvalid(
             next((word for word in ("stale", "mismatch") if word in refusals), (refusals or ["missing"])[0])
         )
@@ -597,7 +601,7 @@ def _first_that_matches(checks: _Checks) -> Verifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing(Scheme):
-    """No check at all. It must be chosen by name (S4)."""
+    """No verification. It must be chosen explicitly (S4)."""
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         return lambda arrival: None

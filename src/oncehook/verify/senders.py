@@ -1,4 +1,4 @@
-"""Schemes that no template describes: Twilio signs the form's sorted fields, Mailgun a token inside the body."""
+"""Schemes that no template can describe: Twilio signs a form's sorted fields, Mailgun a token inside the body."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Twilio(Scheme):
     """The URL and the form's fields, sorted; or the URL alone, with the body's SHA-256 in its query.
 
     HMAC-SHA1 with the auth token is Twilio's default. Its settings header may name HMAC-SHA256 with a shared key
-    instead; it chooses between these two and nothing else, as in Twilio's own library. The URL is tried with and
-    without its port, because Twilio is not consistent there.
+    instead; only these two are accepted, as in Twilio's own library. The URL is tried with and without its port,
+    because Twilio is inconsistent there.
     """
 
     header: str = "x-twilio-signature"
@@ -68,7 +68,7 @@ class Twilio(Scheme):
         return verify
 
     def proof(self, arrival: Arrival) -> bytes:
-        """Return what was signed: names and values joined, so that other borders between them sign the same."""
+        """Return the signed text: names and values joined, so that another split into fields has the same signature."""
         return _signed_fields(arrival) or arrival.body
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
@@ -98,10 +98,10 @@ def _algorithm(settings: bytes | None) -> str:
 
 
 def _signed_fields(arrival: Arrival) -> bytes:
-    """Return what is signed beside the URL. Raises unless that covers the body."""
+    """Return what is signed beside the URL. Raises where that does not cover the body."""
     body_hash = readers.sole(readers.pairs(arrival.query), _BODY_HASH)
     if body_hash is not None:
-        # Whatever the content type says: a hash in the URL is the body's, and the URL is signed.
+        # A hash in the URL covers the body, whatever the content type: the URL is signed.
         if not schemes.same(hashlib.sha256(arrival.body).hexdigest().encode(), body_hash.lower()):
             raise SignatureInvalid("mismatch")
         return b""
@@ -110,7 +110,7 @@ def _signed_fields(arrival: Arrival) -> bytes:
     found = readers.pairs(arrival.body) if readers.is_form(arrival) else []
     if not found:
         raise SignatureInvalid("malformed")
-    # Bytes of UTF-8 sort in the order of their characters, which is what Twilio sorts by.
+    # UTF-8 bytes sort in the order of their characters, as Twilio sorts.
     return b"".join(name + value for name, value in sorted(set(found)))
 
 
@@ -144,9 +144,8 @@ _envelope: Final = msgspec.json.Decoder(_Envelope)
 class Mailgun(Scheme):
     """HMAC-SHA256 over timestamp + token, all three inside the body; the event itself is not signed.
 
-    Events are JSON, forwarded messages are forms. Events of a subaccount carry the parent account's signature
-    too, and either will do. Retries come for eight hours with the first one's timestamp, so the tolerance
-    outlasts them.
+    Events are JSON, forwarded messages are forms. Events of a subaccount have the parent account's signature, too, and
+    either is accepted. Retries come for eight hours with the first timestamp, so the tolerance is longer.
     """
 
     tolerance: float = 12 * 3600.0
@@ -173,7 +172,7 @@ class Mailgun(Scheme):
         return verify
 
     def proof(self, arrival: Arrival) -> bytes:
-        """Return what was signed: a time and a token, whatever the rest of the body says."""
+        """Return the signed part: a time and a token, whatever the rest of the body."""
         timestamp, token, _ = _triple_of(arrival)
         return timestamp + token
 

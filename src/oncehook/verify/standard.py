@@ -1,7 +1,7 @@
 """Standard Webhooks: `{id}.{timestamp}.{body}` signed with HMAC-SHA256 (v1) or ed25519 (v1a).
 
-Secrets are base64 and say what they are: `whsec_` a shared secret, `whpk_` a public key, `whsk_` the private key
-that belongs to it. Svix sends the same under its own header names.
+Secrets are base64 with a prefix: `whsec_` is a shared secret, `whpk_` a public key, `whsk_` its private key. Svix sends
+the same with its own header names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRIVATE: Final = b"whsk_"
 class StandardWebhooks(Scheme):
     """The signature in `webhook-signature`, over id, timestamp and body; of several, any may match.
 
-    `prefix` names the headers (`svix` for Svix). `bare=False` wants secrets with their `whsec_`, for senders where
+    `prefix` begins the headers' names (`svix` for Svix). `bare=False` requires secrets with `whsec_`, for senders where
     a secret without it is another kind of credential.
     """
 
@@ -121,7 +121,7 @@ def signer(secret: bytes) -> Signer:
         raise SecretError("A public key (whpk_…) cannot sign; give the private one (whsk_…) or a shared secret.")
     if secret.startswith(PRIVATE):
         private = _decode(secret, PRIVATE)
-        ed25519_public(private)  # raises now, and not at the first attempt, for what is no key
+        ed25519_public(private)  # raises here for an invalid key, not at the first attempt
         return lambda *parts: b"v1a," + base64.b64encode(ed25519_sign(private, b"%b.%b.%b" % parts))
     shared = _decode(secret, SHARED)
     return lambda *parts: b"v1," + _v1(shared, b"%b.%b.%b" % parts)
@@ -135,7 +135,7 @@ def _decode(secret: bytes, prefix: bytes) -> bytes:
 
 
 def _split(value: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Return the signatures of the two known versions; others are skipped, as the specification says."""
+    """Return the signatures of the two known versions; skip others, as the specification says."""
     parts = value.split()
     found = [(version, signature) for version, _, signature in (part.partition(b",") for part in parts)]
     # An empty signature is no signature (CVE-2024-21491).

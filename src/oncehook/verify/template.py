@@ -1,9 +1,9 @@
 """The message that a sender signs, as a template: `{timestamp}.{body}`, `v0:{timestamp}:{body}`, `{method}{url}{body}`.
 
-A template is compiled once, when a scheme is built, and rendered per arrival from the received bytes (S1).
-Places: {body} {timestamp} {url} {method} {header:name} {query:name}; a place may end in `|lower` or `|decoded`.
-A part in square brackets is left out when a place in it is absent; elsewhere an absent place refuses the arrival.
-Literal braces and brackets are doubled.
+A template is compiled once, when a scheme is built, and rendered per arrival from the received bytes (S1). Places:
+{body} {timestamp} {url} {method} {header:name} {query:name}; a place may end in `|lower` or `|decoded`. A part in
+square brackets is left out when a place in it is absent; elsewhere, an absent place rejects the arrival. Literal braces
+and brackets are doubled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES: Final = "{body} {timestamp} {url} {method} {header:name} {query:name}"
 
 _TOKEN: Final = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{([^{}\[\]]*)\}|[\[\]{}]|[^\[\]{}]+")
 _DECODED: Final = re.compile(rb"%(?:3A|2F|3F|40|21|24|27|28|29|2A|2C|3B)", re.IGNORECASE)
-"""The escapes that HubSpot decodes before it signs a URL; the others stay as they are."""
+"""The escapes that HubSpot decodes before signing a URL; others stay encoded."""
 
 
 class Address:
@@ -43,7 +43,7 @@ class Address:
         try:
             parts = urlsplit(text)
             host = parts.hostname
-            _ = parts.port  # raises for a wrong one
+            _ = parts.port  # raises for an invalid port
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https"):
@@ -56,7 +56,8 @@ class Address:
 
 
 Place = Callable[[Arrival, bytes, Address | None], bytes | None]
-"""From an arrival, its timestamp and the source's address to the value at one place; None where it is absent."""
+"""A function from an arrival, its timestamp and the source's address to the value at one place; None where it is
+absent."""
 Part = bytes | Place
 
 _PLAIN: Final[dict[str, Place]] = {
@@ -80,14 +81,14 @@ class SignedTemplate:
         self.text = text
         self.uses: set[str] = set()
         self.always: set[str] = set()
-        """The places outside brackets: every message holds them."""
+        """The places outside brackets, which every message contains."""
         self._segments = self._compile(text)
         self.only_body = [parts for _, parts in self._segments] == [[_PLAIN["body"]]]
 
     def render(self, arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
         """Return the message that a genuine sender has signed."""
         if self.only_body:
-            return arrival.body  # the body may be large: do not copy it
+            return arrival.body  # avoids copying a large body
         pieces: list[bytes] = []
         for optional, parts in self._segments:
             values = [part if isinstance(part, bytes) else part(arrival, timestamp, address) for part in parts]

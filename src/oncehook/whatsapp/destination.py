@@ -42,7 +42,7 @@ def preview_message(body: bytes) -> DeliveryPreview | None:
 Unsure = Literal["retry", "dead"]
 
 CRASH_TOLERANCE: Final = 3
-"""Crashes of the process that are not held against a message; none where a second message must not be risked."""
+"""Crashes of the process that do not count against a message; none where a second message must not be risked."""
 
 GRACE: Final = 1.0
 """Seconds beyond the timeout for a sender that exceeds it; less than the worker allows."""
@@ -56,7 +56,7 @@ class SenderDestination:
 
     kind = "sender"
     has_own_route = True
-    """It gets what is emitted under its name."""
+    """It gets events that are emitted under its name."""
 
     def __init__(self, name: str, sender: Sender, terms: Terms | None = None, *, unsure: Unsure = "retry") -> None:
         if unsure not in ("retry", "dead"):
@@ -87,11 +87,11 @@ class SenderDestination:
     async def attempt(self, lease: Lease) -> Result:
         """Send it once, within `terms.timeout`."""
         if self.unsure == "dead" and lease.priority is Priority.quarantined:
-            # Without crash tolerance, only what was under way in a process that died comes back quarantined.
+            # Without crash tolerance, only deliveries that were under way in a process that died come back quarantined.
             return _permanent(_DIED)
         try:
             message = read_message(lease.event.body)
-            # The sender keeps to its own limit, and knows better than we what an end in the middle means.
+            # The sender applies its own timeout, because it knows whether an aborted call may have sent the message.
             async with asyncio.timeout(self.terms.timeout + GRACE) as limit:
                 sent = await self.sender.attempt(message, id=outward_id(lease))
         except (InvalidMessage, ConfigError) as error:
@@ -105,7 +105,7 @@ class SenderDestination:
             if self.unsure == "dead":
                 return _permanent(_STOPPED)
             raise
-        except Exception as error:  # the worker must learn of it; the text may hold what is secret
+        except Exception as error:  # the worker needs a result; the error's text may contain a secret
             found = self.terms.rules.of_error(error)
             return self._settle_silence(f"sending failed: {type(error).__name__}", found.category)
         return Result(evidence=Evidence(sent.status, answer=_answer_of(sent)))
@@ -119,7 +119,7 @@ class SenderDestination:
         return Result(found.category, evidence, retry_after=found.retry_after)
 
     def _settle_silence(self, text: str, category: Category = Category.transient) -> Result:
-        """Settle an attempt of which it is unknown whether the message was sent."""
+        """Settle an attempt after which it is unknown whether the message was sent."""
         return _permanent(f"unsure, {text}") if self.unsure == "dead" else Result(category, Evidence(error=text))
 
 
@@ -129,7 +129,7 @@ def _permanent(text: str, evidence: Evidence | None = None) -> Result:
 
 
 def _answer_of(sent: Sent) -> bytes | None:
-    """Return what is kept of a success: the message's id at WhatsApp, then the beginning of the API's answer."""
+    """Return the evidence of a success: the message's id at WhatsApp, then the beginning of the API's answer."""
     id_line = f"message_id: {sent.message_id}\n".encode() if sent.message_id else b""
     return (id_line + sent.answer)[:ANSWER_KEPT] or None
 

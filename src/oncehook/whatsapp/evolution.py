@@ -1,4 +1,4 @@
-"""Parts of requests and answers that Evolution API and Evolution Go write alike."""
+"""Common parts of requests and answers of Evolution API and Evolution Go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncehook.whatsapp.outcomes import Reason, SendFailed, build_unsupported
 
 
 def location_fields(location: Location) -> dict[str, Any]:
-    """Return a location with a name and an address: both are required, so the coordinates stand in for them."""
+    """Return a location with a name and an address: both are required, so the coordinates replace a missing one."""
     at = f"{location.latitude}, {location.longitude}"
     named = {"name": location.name or location.address or at, "address": location.address or at}
     return {"latitude": location.latitude, "longitude": location.longitude, **named}
@@ -48,7 +48,7 @@ def proxy_fields(proxy: Proxy) -> dict[str, str]:
 
 
 def list_names(names: str | Sequence[str]) -> list[str]:
-    """Return names that may have come as one text with commas."""
+    """Return names, which may come as one text with commas."""
     return names.split(",") if isinstance(names, str) else list(names)
 
 

@@ -1,8 +1,8 @@
 """Evolution API v2: an instance is a phone that is logged in to WhatsApp Web, and its name is in every path.
 
-Its errors are sentences of several libraries in one list, so they are recognised by words. Two of them are misleading:
-when its own database fails (Prisma) and when WhatsApp is slow ("Timed Out") it answers 400, and in both cases the
-message may have been sent. The first stays permanent, because every retry would send the message again.
+Its errors are sentences of several libraries in one list, so they are recognised by words. Two of them mislead: it
+answers 400 when its own database fails (Prisma) and when WhatsApp is slow ("Timed Out"), and in both cases the message
+may have been sent. The first stays permanent, because every retry would send the message again.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class EvolutionApi(Sender):
             named = without_none(quoted=quoted, mentioned=message.mentions or None, mentionsEveryOne=everyone)
             body |= named | without_none(delay=message.delay or None)
         if id is not None:
-            body["messageId"] = wire_id(id)  # versions before 2026 do not look at it
+            body["messageId"] = wire_id(id)  # versions before 2026 ignore it
         return self._post(f"message/{path}", body)
 
     def _post(self, path: str, body: dict[str, Any]) -> Call:

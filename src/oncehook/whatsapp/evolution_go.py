@@ -59,7 +59,7 @@ _SENTENCES: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
             "invalid media type",
             "invalid sticker url",
             "failed to decode image",
-            "invalid data found",  # ffmpeg, of a sound that is none
+            "invalid data found",  # ffmpeg, for a sound file that is none
             "missing ",
             "invalid character",
         ),
@@ -129,7 +129,7 @@ class EvolutionGo(Sender):
             chat = chat_of(message, "Evolution Go")
             return Call("POST", "/message/markread", {"number": chat, "id": [message.message_id]})
         if isinstance(message, Reaction):
-            # Its `id` is that of the message under the emoji; the reaction itself cannot be given one.
+            # `id` is the message that the reaction is to; the reaction cannot have an id of its own.
             emoji = message.emoji or "remove"
             body = {"number": message.to, "reaction": emoji, "id": message.message_id, "fromMe": message.from_me}
             author = {"participant": id_of(message.participant)} if message.participant else {}
@@ -266,7 +266,7 @@ def _content(message: Text | Link | Media | Location | Contact | Poll) -> tuple[
     if isinstance(message, Text):
         return ("link" if message.preview_url and "://" in message.text else "text"), {"text": message.text}
     if isinstance(message, Link):
-        # The server sends the text and never `url`; it looks at the page that it finds in the text.
+        # The server sends the text and ignores `url`; the card shows the page whose URL is in the text.
         shown = without_none(title=message.title, description=message.description, imgUrl=message.image)
         return "link", {"text": link_text(message), "url": message.url, **shown}
     if isinstance(message, Location):
@@ -285,7 +285,7 @@ def _content(message: Text | Link | Media | Location | Contact | Poll) -> tuple[
 
 
 def _quote(message_id: str, to: str) -> dict[str, str]:
-    # In a chat of two the quoted message is the other's; in a group its author is unknown here.
+    # In a chat of two, the other person wrote the quoted message; in a group, its author is unknown here.
     author = id_of(to)
     return {"messageId": message_id, "participant": author if author.endswith(f"@{PERSON}") else ""}
 

@@ -1,9 +1,9 @@
 """Files to be sent: a path or bytes become an `OutgoingFile`, or raise a `FileRefused` with a hint.
 
-A file's type follows from its bytes, and from its name only where they are ambiguous. The kinds that it may be sent as
-are in the API's own table (`FileTypes`). Senders prepare a file before it is uploaded. The table of magic numbers is
-ours: the libraries for it (puremagic, filetype) know hundreds of types and not the differences that matter to WhatsApp:
-Opus or Vorbis, video or only sound in an mp4, an animated or a still webp.
+A file's type follows from its content, and from its name only where the content is ambiguous. The API's own table
+(`FileTypes`) says as what it may be sent. Senders prepare a file before it is uploaded. The table of magic numbers is
+ours: libraries (puremagic, filetype) know hundreds of types, but not the differences that matter to WhatsApp: Opus or
+Vorbis, video or only sound in an mp4, an animated or a still webp.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def find_link_fault(link: str, guard: Guard) -> str | None:
 
 
 def _address(host: str) -> str | None:
-    """Return the address that a host is, however it is written; None for names."""
+    """Return a host's IP address in any spelling; None for names."""
     name = host.rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):  # the machine that looks it up (RFC 6761)
+    if name == "localhost" or name.endswith(".localhost"):  # resolves to the machine that looks it up (RFC 6761)
         return _LOOPBACK
     return name if ":" in name or name.rpartition(".")[2].isdigit() else None
 
@@ -162,7 +162,8 @@ def prepare(
     if isinstance(path_or_bytes, bytes):
         data = path_or_bytes
     else:
-        data = read(path_or_bytes, kind or "document", most=_most(kind, limits))
+        most = max(limit for name, limit in limits.items() if kind is None or name.endswith(kind))
+        data = read(path_or_bytes, kind or "document", most=most)
         filename = filename or os.fspath(path_or_bytes)
     if not data:
         raise FileUnsupported("The file is empty.", hint="Look at what was to write it.")
@@ -211,11 +212,6 @@ def _article(kind: SizeKind) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def _most(kind: MediaKind | None, limits: Mapping[SizeKind, int]) -> int:
-    """Return how much to read before the type is known."""
-    return max(limit for name, limit in limits.items() if kind is None or name.endswith(kind))
-
-
 # -- what it is --------------------------------------------------------------------------------
 
 _MARKS: Final[tuple[tuple[bytes, str], ...]] = (
@@ -251,7 +247,7 @@ _ZIPPED: Final = {
     b"ppt/": _POWERPOINT,
     b"AndroidManifest.xml": "application/vnd.android.package-archive",
 }
-# a name in the list of contents that ends every zip
+# a name in the central directory of a zip
 _ZIPPED_NAME: Final = re.compile(rb"PK\x01\x02.{42}(word/|xl/|ppt/|AndroidManifest\.xml)", re.DOTALL)
 _DECLARED: Final = re.compile(rb"application/(?:vnd\.oasis\.opendocument\.[a-z-]{1,40}|epub\+zip)")
 _COMPOUND: Final = {
@@ -276,7 +272,7 @@ _BINARY: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 def detect(data: bytes, filename: str | None = None) -> str:
     """Return the media type by content, and by name where the content is ambiguous.
 
-    A name never counts for a type with a magic number: a file called .jpg that does not begin like one is no JPEG.
+    A type with a magic number is never taken from the name: a .jpg that does not begin like one is no JPEG.
     """
     found = _detect_content(data)
     if found:
@@ -322,7 +318,7 @@ def _detect_mpeg_sound(data: bytes) -> str | None:
     if len(frame) == 3 and frame[0] == 0xFF:
         if frame[1] & 0xF6 == 0xF0:
             return "audio/aac"
-        # layer III, a version that exists, a bit rate and a sample rate that exist
+        # layer III with a valid version, bit rate and sample rate
         if frame[1] & 0xE6 == 0xE2 and frame[1] & 0x18 != 0x08 and frame[2] >> 4 != 15 and frame[2] & 0x0C != 0x0C:
             return "audio/mpeg"
     return "audio/mpeg" if at else None
@@ -335,7 +331,7 @@ def _ogg(head: bytes) -> str:
 
 
 def _detect_mp4(data: bytes) -> str:
-    """Return the type of an mp4 by its brand, or where that is a general one by its tracks."""
+    """Return the type of an mp4 by its brand; for a general brand, by its tracks."""
     brand = data[8:12]
     if brand in _BRANDS:
         return _BRANDS[brand]
@@ -346,9 +342,9 @@ def _detect_mp4(data: bytes) -> str:
 
 
 def _box(data: bytes, wanted: bytes) -> bytes:
-    """Return the first box of this name at the top of an mp4, or nothing."""
+    """Return the first box of this name at the top level of an mp4, or nothing."""
     at = 0
-    for _ in range(1000):  # a film in fragments has many boxes, and this one before them
+    for _ in range(1000):  # a fragmented film has many boxes, and this one before them
         size, name = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
         if size == 1:
             size = int.from_bytes(data[at + 8 : at + 16])
@@ -368,7 +364,7 @@ def _detect_zip(data: bytes) -> str:
 
 
 def _is_text(data: bytes) -> bool:
-    """Return whether it begins like text in a coding that contains ASCII, or in UTF-16 with its mark."""
+    """Return whether it begins like text in an ASCII-compatible encoding, or in UTF-16 with a byte order mark."""
     coding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
     return not _BINARY.search(data[:_HEAD].decode(coding, "ignore"))
 
@@ -437,7 +433,7 @@ _MARKED: Final = (
     | {*_RIFF.values(), *_BRANDS.values()}
 )
 
-# Python's own table and not the machine's, which would make the same file another type elsewhere
+# Python's own table: the machine's could give the same file another type elsewhere
 _TABLE: Final = mimetypes.MimeTypes(filenames=())
 
 
@@ -447,7 +443,7 @@ def extension_of(mime: str) -> str:
 
 
 def mime_of(extension: str) -> str:
-    """Return the type of an extension in that list."""
+    """Return the media type of an extension, or UNKNOWN."""
     return _BY_EXTENSION.get(extension, UNKNOWN)
 
 
@@ -478,7 +474,7 @@ def read(path: str | os.PathLike[str], kind: MediaKind = "document", *, most: in
     """Read an ordinary file, following links. Raises FileUnreadable or FileTooLarge."""
     name = Path(path).name
     try:
-        # a pipe without a writer would hold an ordinary open for ever
+        # opening a pipe without a writer would block for ever
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise FileUnreadable(f'"{name}" cannot be read: {_reason(error)}') from None

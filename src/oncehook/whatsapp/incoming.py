@@ -74,13 +74,13 @@ _META_TEXTS: Final[Sequence[Sequence[str]]] = (
 
 
 def _from_meta(data: Any) -> IncomingMessage:
-    from oncehook.presets import whatsapp_cloud  # whoever only sends needs no presets
+    from oncehook.presets import whatsapp_cloud  # imported here, because a program that only sends needs no presets
 
     notice = whatsapp_cloud.read(data)
     if notice.kind not in ("message", "echo", "history"):
         raise NoMessage
     item, person = notice.item, notice.person
-    # Where the number is known it is used: it reaches people whom an older app would not find by their user id.
+    # The number is preferred: it also reaches people whom an older app cannot find by user id.
     other = person.phone or person.user_id or person.parent
     from_me = item.get("from") == notice.business if notice.kind == "history" else notice.kind == "echo"
     return IncomingMessage(
@@ -138,13 +138,13 @@ def _from_evolution_go(data: Mapping[str, Any]) -> IncomingMessage:
 
 
 def _jid(value: Any, *alternatives: Any) -> str:
-    """Return a normalised id; of a hidden one (`@lid`) the phone number, where it is included."""
+    """Return a normalised id; for a hidden one (`@lid`), the phone number where it is included."""
     jid = _text(value)
     if jid.endswith("@lid"):
         jid = next((one for one in alternatives if isinstance(one, str) and one.endswith(f"@{PERSON}")), jid)
     try:
         return normalise(jid)
-    except InvalidMessage:  # an answer to it will be refused
+    except InvalidMessage:  # a reply to it will be refused
         return jid
 
 

@@ -206,7 +206,7 @@ def _check_media(media: Media) -> None:
 def _check_contact(contact: Contact) -> None:
     if not contact.name.strip():
         raise InvalidMessage("A contact needs a name.")
-    # The APIs write them into a vCard, where a line break would begin a new field.
+    # The APIs put them into a vCard, where a line break would begin a new field.
     if not all((text or "").isprintable() for text in (contact.name, contact.organization)):
         raise InvalidMessage("The name and the organization of a contact are one line each.")
 
@@ -221,7 +221,7 @@ def _check_poll(poll: Poll) -> None:
 
 
 def _shorten(text: str) -> str:
-    # an error may repeat untrusted text
+    # the library's error may repeat untrusted text
     return text if len(text) <= 200 else text[:199] + "…"
 
 

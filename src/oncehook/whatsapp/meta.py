@@ -1,6 +1,7 @@
 """Meta's WhatsApp Cloud API: messages and errors as the Graph API writes them.
 
-Its error codes tell what went wrong, its HTTP statuses hardly do: a closed window and a wrong parameter are both 400.
+Its error codes tell what went wrong, while its HTTP statuses hardly do: a closed window and a wrong parameter are both
+400.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class MetaCloud(Sender):
 
 
 def _address(to: str) -> dict[str, str]:
-    # A user id in `to` is answered 200 and never delivered: Meta takes its digits for a phone number.
+    # Meta answers 200 for a user id in `to`, but takes its digits for a phone number and never delivers.
     if is_user_id(to):
         return {"recipient_type": "individual", "recipient": to}
     return {"recipient_type": "group" if is_group_id(to) else "individual", "to": to}
@@ -165,6 +166,6 @@ def _reason(code: object, text: str, status: int) -> Reason:
         return Reason.too_large
     if 200 <= code < 300:
         return Reason.unauthorized
-    if 132000 <= code < 133000:  # everything about templates
+    if 132000 <= code < 133000:  # all errors about templates
         return Reason.invalid
     return _BY_CODE.get(code) or reason_of(status)

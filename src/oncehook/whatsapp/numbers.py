@@ -1,4 +1,4 @@
-"""Normalised recipients: from what a person, a form or a webhook wrote to what every API takes.
+"""Recipients in the form that every API takes, from what a person, a form or a webhook wrote.
 
 A number becomes its digits in E.164 without the plus (`5511999990001`); a group, a hidden number (`@lid`), a channel, a
 list, and Meta's ids of people and groups stay as they are. Called by senders, and when a message is emitted.

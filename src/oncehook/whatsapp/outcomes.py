@@ -1,7 +1,7 @@
 """The outcomes of sending a message, alike for every WhatsApp API.
 
-An API's module reads a `Fault` from an answer, `sender` makes a `Sent` or a `SendFailed` of it, and the caller handles
-those: by reason, by category, and by whether the message may have been sent all the same.
+An API's module reads a `Fault` from an answer, `sender` turns it into a `Sent` or a `SendFailed`, and the caller
+handles those: by reason, by category, and by whether the message may have been sent after all.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Sender(ABC):
         self._proxy = proxy
         self._allow_private, self._ca = allow_private, ca
         self._guard = Guard(allow_private)
-        self._outbound: HttpClient | None = None
+        self._client: HttpClient | None = None
         _reveal(key, self.api)
         # A wrong proxy is refused here, not at the first message.
         if isinstance(proxy, str) and (through := self._proxy_word()) is not None:
@@ -190,17 +190,17 @@ class Sender(ABC):
         """Open the client on the running loop. The HTTP library is only loaded here."""
         from oncehook.http_client.client import HttpClient
 
-        if self._outbound is None:
-            self._outbound = HttpClient(
+        if self._client is None:
+            self._client = HttpClient(
                 allow_private=self._allow_private, ca=self._ca, proxy=self._proxy_word(), idle=_IDLE
             )
-        await self._outbound.open()
+        await self._client.open()
 
     async def close(self) -> None:
         """Close the connections."""
-        outbound, self._outbound = self._outbound, None
-        if outbound is not None:
-            await outbound.close()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -421,7 +421,7 @@ class Sender(ABC):
         kind: MediaKind | None = None,
         **how: Unpack[_HowToSend],
     ) -> Sent:
-        """Upload a file of this machine, given by its path or its bytes, and send it as what it is."""
+        """Upload a file of this machine, given as path or bytes, and send it as its own type."""
         chat, options = _split_options(how)
         file = await self.prepare_file(to, content, caption=caption, filename=filename, kind=kind, **chat)
         return await self.send(file, **options)
@@ -496,7 +496,7 @@ class Sender(ABC):
     # -- calling -------------------------------------------------------------------------------
 
     async def _request(self, call: Call, most: int) -> tuple[HttpAnswer, Any]:
-        if self._outbound is None:
+        if self._client is None:
             raise ConfigError(
                 "This sender is not open.", hint="Write `async with … as whatsapp:`, or await open() before."
             )
@@ -507,7 +507,7 @@ class Sender(ABC):
             headers["content-type"] = "application/json"
             body = msgspec.json.encode(call.body)
         try:
-            answer = await self._outbound.request(
+            answer = await self._client.request(
                 call.method, self.base_url + call.path, headers, body, within=self.timeout, most=most
             )
         except Unanswered as error:
@@ -568,7 +568,7 @@ def _split_options(how: _HowToSend) -> tuple[ChatOptions, SendOptions]:
 
 
 def _wait(waits: Policy, attempt: int, error: SendFailed, retry_unsure: bool) -> float | None:
-    """Return the seconds until the next attempt, as for a delivery, or None to give up."""
+    """Return the seconds until the next attempt, by the rules of a delivery; None to give up."""
     if error.category is Category.permanent or (error.unsure and not retry_unsure):
         return None
     wait = waits.wait(attempt)
@@ -592,7 +592,7 @@ def without_none(**fields: Any) -> dict[str, Any]:
 
 
 def refuse_own_card(link: Link, api: str) -> None:
-    """Refuse a card of one's own for an API that shows the page's. Raises SendFailed."""
+    """Refuse a user-defined card for an API that shows the page's own. Raises SendFailed."""
     if link.title or link.description or link.image:
         raise build_unsupported(
             api, "a link with a title, description or image of your own; it shows those of the page"

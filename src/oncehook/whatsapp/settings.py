@@ -72,7 +72,7 @@ UNKNOWN_TO: Final = {
 
 
 def list_missing(whatsapp: WhatsAppConfig) -> list[str]:
-    """Return the settings that its API cannot do without and that are missing."""
+    """Return the missing settings that its API requires."""
     return [key for key in _NEEDS[whatsapp.api] if getattr(whatsapp, key) is None]
 
 
@@ -89,7 +89,7 @@ def _check(name: str, whatsapp: WhatsAppConfig, reader: SettingsReader) -> None:
 
 
 def sender_from(settings: WhatsAppConfig, *, files: S3Files | None = None, **options: Any) -> Sender:
-    """Build the WhatsApp API that checked settings describe; `files` serves where they name no storage."""
+    """Build the sender of checked settings; `files` is the default storage."""
     from oncehook import whatsapp
 
     options |= {field: getattr(settings, field) for field in settings.__struct_fields__ if field != "files"}

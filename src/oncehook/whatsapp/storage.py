@@ -67,7 +67,7 @@ class StorageFailed(OncehookError):
     def __init__(self, message: str, *, transient: bool, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.transient = transient
-        """Whether it may work when tried again."""
+        """Whether a retry may succeed."""
         self.category = Category.transient if transient else Category.permanent
 
 
@@ -131,7 +131,7 @@ class S3Files:
     def from_env(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> Self:
         """Read the settings above from variables: ONCEHOOK_S3_BUCKET and so on. Raises ConfigError.
 
-        What is missing is read from R2_* or AWS_* variables, whichever hold the keys; BACKUP_S3_BUCKET comes last.
+        Missing ones are read from R2_* or AWS_* variables, whichever have the keys; BACKUP_S3_BUCKET comes last.
         """
         return cls(**{**_read_settings(Environment(environ)), **options})
 
@@ -202,8 +202,8 @@ class S3Files:
         try:
             found = self._client.head_object(Bucket=self._bucket, Key=key)
         except _boto_errors() as error:
-            # A HEAD answer has no body, and 403 is also the answer for a missing file to keys that may not list:
-            # the upload will fail with the real cause.
+            # A HEAD answer has no body, and with keys that may not list, 403 also means a missing file: the upload will
+            # fail with the real cause.
             failure = self._build_failure(error)
             if _status(error) and not failure.transient:
                 return False
@@ -216,7 +216,7 @@ class S3Files:
             "Key": key,
             "Body": file.data,
             "ContentType": file.mime,
-            # the one checksum that every one of these servers checks
+            # the only checksum that all of these servers check
             "ContentMD5": base64.b64encode(hashlib.md5(file.data, usedforsecurity=False).digest()).decode(),
         }
         try:
@@ -224,7 +224,7 @@ class S3Files:
         except _boto_errors() as error:
             exists = _code(error) == "PreconditionFailed" or _status(error) == 412
             if exists and self._is_there(key, len(file.data)):
-                return  # another upload of the same content was quicker
+                return  # another upload of the same content was faster
             if not (exists or _code(error) in _NOT_AGAIN or _status(error) in (409, 501)):
                 raise self._build_failure(error) from None
             try:
@@ -237,7 +237,7 @@ class S3Files:
     async def link(self, key: str, *, filename: str | None = None) -> str:
         """Return a URL from which anybody can fetch a stored file for a while. Raises StorageFailed.
 
-        Only keys that `store` has made are taken: an untrusted message must not open the rest of the bucket.
+        Only keys made by `store` are accepted: an untrusted message must not open the rest of the bucket.
         """
         name = key.removeprefix(self._prefix)
         match = _KEY.fullmatch(name)
@@ -300,7 +300,7 @@ class S3Files:
             raise ConfigError(f"The file storage cannot be set up: {type(error).__name__}.") from None
 
     def _build_failure(self, error: Exception) -> StorageFailed:
-        """Describe an error in our words: the library's may repeat what was sent."""
+        """Describe an error in our own words, because the library's may repeat what was sent."""
         place = f'bucket "{self._bucket}" at {urlsplit(self._endpoint or "").hostname or "AWS"}'
         code, status = _code(error), _status(error)
         transient = FailureRules().of_error(error).category is Category.transient
@@ -343,7 +343,7 @@ def _address(url: str | None, setting: str) -> str | None:
         return None
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
-        # not repeated: it may hold a password
+        # not repeated, because it may contain a password
         raise ConfigError(f"The file storage's {setting} must be an address such as https://files.example.com.")
     return url.rstrip("/")
 
@@ -356,7 +356,8 @@ def _expires(text: str | float) -> int:
 
 
 def _disposition(filename: str) -> str:
-    """Build a header that makes it a download, so that no stored file is shown as a page of the storage."""
+    """Build a header that makes it a download, so that a stored file is never shown as a page of the storage's
+    origin."""
     plain = re.sub(r'[^ -~]|["\\%]', "_", filename)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
 
@@ -393,12 +394,12 @@ _BESIDE_KEYS: Final = ("access_key", "secret_key", "endpoint", "account", "regio
 
 
 def _read_settings(env: Environment) -> dict[str, Any]:
-    """Read the settings of `S3Files` from the family that names the bucket and the one that has the keys."""
+    """Read the settings of `S3Files`: the bucket from one family of variables, the keys from one."""
     families = [_variables(env, family) for family in _FAMILIES]
     named = next((family for family in families if "bucket" in family), None)
     if named is None:
         raise ConfigError("No bucket is named for files.", hint="Set ONCEHOOK_S3_BUCKET.")
-    # keys come in pairs, and belong to one endpoint: half of a pair is never completed from elsewhere
+    # keys come in pairs for one endpoint, so a half pair is never completed from another family
     keyed = next((family for family in (named, *families) if "access_key" in family and "secret_key" in family), None)
     if keyed is None:
         hint = "Set ONCEHOOK_S3_ACCESS_KEY and ONCEHOOK_S3_SECRET_KEY."

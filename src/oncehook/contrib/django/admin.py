@@ -42,7 +42,7 @@ def _read_position(text: str) -> bytes | None:
 
 
 class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A list that the inbox's admin answers, and the actions on its rows."""
+    """A list that `Inbox.admin` answers, and the actions on its rows."""
 
     columns: ClassVar[Sequence[str]] = ()
     about: ClassVar[str] = ""
@@ -56,7 +56,7 @@ class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False  # retention deletes, not people
+        return False  # only retention deletes
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"

@@ -30,10 +30,10 @@ class OncehookConfig(AppConfig):
 
 
 def bring_schema(using: str, verbosity: int = 1, **_: Any) -> None:
-    """Run the store's own migrations after `manage.py migrate`, by its own runner.
+    """Migrate the store after `manage.py migrate`, with the store's own runner.
 
-    As Django migrations the same SQL would have two histories and two locks. This way `oncehook serve`, `oncehook db
-    migrate` and this share one, and a newer oncehook needs no file in any project.
+    As Django migrations, the same SQL would have two histories and two locks. Like this, `oncehook serve`, `oncehook db
+    migrate` and Django share one, and a newer oncehook adds no file to any project.
     """
     if using != assembly.alias():
         return

@@ -3,7 +3,7 @@
     application = with_inbox(get_asgi_application(), hooks="/hooks", dashboard="/inbox")
 
 Everything else goes to Django. The inbox runs on the bridge's loop, as it does for views and the admin; requests are
-passed over to it.
+handed over to that loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _authorize_session(cookies: Mapping[str, str]) -> Authorized:
 def with_inbox(
     django: App, *, hooks: str | None = None, dashboard: str | None = None, authorize: Authorize = staff
 ) -> App:
-    """Put the inbox in front of Django's application: hooks and the dashboard, each below a path, if it has one."""
+    """Wrap Django's application: hooks and dashboard are served below a path each, if they have one."""
     bridge = assembly.get_bridge()
     ours: dict[str, App] = {}
     if hooks is not None:
@@ -74,7 +74,7 @@ def with_inbox(
 
 
 class _Across:
-    """An application that lives on the bridge's loop, for requests that come on the server's."""
+    """An application on the bridge's loop, for requests that come on the server's loop."""
 
     def __init__(self, app: App, bridge: Bridge) -> None:
         self._app = app
@@ -102,7 +102,7 @@ class _Across:
 
 
 async def _begin(answer: Awaitable[T]) -> concurrent.futures.Future[T]:
-    """Start it on this loop, to be awaited on another."""
+    """Start a coroutine on this loop, to be awaited on another."""
 
     async def finish() -> T:
         return await answer

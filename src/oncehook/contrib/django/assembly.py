@@ -68,18 +68,19 @@ def store_url() -> str | None:
 
 
 def database_url(alias: str, schema: str) -> str:
-    """Return the address of one of Django's databases, which the test runner may have changed by now."""
+    """Return the address of one of Django's databases. Not cached: the test runner replaces the database."""
     connection = connections[alias]
     if connection.vendor != "postgresql":
         raise ConfigError(
             f'settings.ONCEHOOK: the database "{alias}" is {connection.display_name}; the inbox needs PostgreSQL.',
-            hint='Or give it a file of its own: "STORE": "sqlite:./oncehook.db", for one process.',
+            hint='Or give it a file of its own: "STORE": "sqlite:./oncehook.db", for one machine.',
         )
     from psycopg.pq import Conninfo
 
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     params = {key: str(value) for key, value in connection.get_connection_params().items() if key in known and value}
-    options = _SEARCH_PATH.sub("", params.pop("options", "")).strip()  # that path is the project's, not ours
+    # the search path is meant for the project's tables
+    options = _SEARCH_PATH.sub("", params.pop("options", "")).strip()
     if role := connection.settings_dict["OPTIONS"].get("assume_role"):
         options = f"{options} -c role={role}".strip()
     if options:
@@ -97,9 +98,9 @@ F = TypeVar("F", bound=Handler)
 class DjangoInbox(Inbox):
     """The inbox of a Django project: `@inbox.on(…)` takes `atomic=True`, too."""
 
-    takes_settings = False  # a file counts where CONFIG names it: for views and workers alike
+    takes_settings = False  # only a file that CONFIG names is read: the same for views and workers
     alias: str | None = None
-    """Which of Django's databases its store is in, if it is in one."""
+    """The Django database that holds its store, if any."""
 
     def on(
         self,
@@ -148,7 +149,7 @@ class DjangoInbox(Inbox):
         super()._register_names_blocking()
 
     def _follow_database(self) -> None:
-        """Follow Django's database: its test runner makes another one, after all apps are loaded."""
+        """Follow Django's database, which its test runner replaces after all apps are loaded."""
         url = None if self.alias is None else store_url()
         if url is not None and url != self.store_url:
             self.move_store(url)
@@ -182,7 +183,7 @@ def get_bridge() -> Bridge:
 
 
 def beside_manage(path: str | Path) -> Path:
-    """Resolve a path of the settings, from BASE_DIR if the project has one."""
+    """Resolve a path of the settings, relative to BASE_DIR if the project has one."""
     base = getattr(settings, "BASE_DIR", None)
     return Path(path) if base is None else Path(base) / path
 
@@ -190,5 +191,5 @@ def beside_manage(path: str | Path) -> Path:
 def _apply(where: str, take: Callable[..., object], name: object, **given: Any) -> None:
     try:
         take(name, **given)
-    except TypeError as error:  # a key that does not exist
+    except TypeError as error:  # an unknown key
         raise ConfigError(f"settings.ONCEHOOK: {where}: {str(error).partition('() ')[2] or error}") from error

@@ -1,4 +1,4 @@
-"""Handlers in a Django project: with fresh connections, and if they ask for it inside `transaction.atomic`.
+"""Handlers in a Django project: with fresh connections, and on request inside `transaction.atomic`.
 
 An atomic handler writes with the ORM as usual; its delivery is settled last, on Django's own connection, so that both
 commit together under the fence, or neither does (R51, R52). `DjangoInbox.on` makes these destinations.
@@ -90,7 +90,7 @@ class DjangoDestination(HandlerDestination):
         commits: list[bool] = []
         try:
             with transaction.atomic(using=self._alias, durable=True):
-                # Registered first, so that it sees the commit even if a callback of the handler's own then raises.
+                # Registered first, so that it runs even if one of the handler's own on_commit callbacks raises.
                 transaction.on_commit(lambda: commits.append(True), using=self._alias)
                 returned = self._handle(event)
                 well = Result(evidence=kept_result(returned), emits=self._emitter.emissions_blocking(event.finish()))
@@ -114,12 +114,13 @@ class DjangoDestination(HandlerDestination):
         if inspect.isawaitable(returned):
             raise ConfigError(f'Handler "{self.name}" is asynchronous, and cannot be atomic.')
         if transaction.get_rollback(using=self._alias):
-            # Django would roll back in silence, and what we settle along with it.
+            # Django would roll back silently, and undo the settlement with it.
             raise transaction.TransactionManagementError("The handler has marked its transaction to be rolled back.")
         return returned
 
     def _join_transaction(self) -> JoinedTransaction:
         from oncehook.store.postgres import PostgresStore
 
-        assert isinstance(self._emitter.store, PostgresStore)  # no other store is in a database of Django's
+        # only a PostgreSQL store can be in a database of Django's
+        assert isinstance(self._emitter.store, PostgresStore)
         return self._emitter.store.join_transaction(connections[self._alias].connection)

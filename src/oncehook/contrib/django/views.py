@@ -63,27 +63,27 @@ def _outside_transactions(view: Callable[..., HttpResponse]) -> Callable[..., Ht
 def hook(request: HttpRequest, rest: str) -> HttpResponse:
     """Receive one arrival, or answer a handshake."""
     headers = _headers(request)
-    source = rest.partition("/")[0]  # what a sub-path adds (Evolution's /messages-upsert) belongs to the sender
+    source = rest.partition("/")[0]  # a sub-path (Evolution's /messages-upsert) is not part of the name
     arrival = Arrival(
         source, headers, b"", _query(request), request.method or "", request.path, _peer(request, headers)
     )
     return _response(assembly.get_bridge().answer(arrival, _reader(request)))
 
 
-# A sender has no account here, whatever the project's middleware asks of others (Django 5.1's LoginRequiredMiddleware).
+# A sender has no account, so Django 5.1's LoginRequiredMiddleware must let it through.
 hook.login_required = False  # type: ignore[attr-defined]
 
 
 def show_dashboard(authorize: AuthorizeBlocking[HttpRequest]) -> Callable[..., HttpResponse]:
     @_outside_transactions
-    @csrf_exempt  # the dashboard checks by itself where a change comes from (S29)
+    @csrf_exempt  # the dashboard checks the origin of a change itself (S29)
     def show(request: HttpRequest, rest: str) -> HttpResponse:
         body = request.body
         environ = {
             **request.META,
             "SCRIPT_NAME": as_bytes(request.path.removesuffix(rest).rstrip("/")),
             "PATH_INFO": as_bytes(f"/{rest}"),
-            "HTTP_HOST": request.get_host(),  # as the project's own settings take it
+            "HTTP_HOST": request.get_host(),  # checked against ALLOWED_HOSTS
             "CONTENT_LENGTH": str(len(body)),
             "wsgi.input": io.BytesIO(body),
             "wsgi.url_scheme": request.scheme,
@@ -113,7 +113,7 @@ def _headers(request: HttpRequest) -> Headers:
     scope = getattr(request, "scope", None)
     if scope is not None:
         return list(scope["headers"])
-    # WSGI has lost their order and case, and has joined those of one name.
+    # WSGI keeps neither order nor case, and joins headers of one name.
     named = ((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items())
     return [(name, value) for name, value in named if value or not name.startswith(b"content-")]
 
@@ -139,7 +139,7 @@ def _reader(request: HttpRequest) -> Read:
     length = request.headers.get("content-length", "")
     environ = getattr(request, "environ", {})
     if "HTTP_TRANSFER_ENCODING" in environ and not length:
-        # Django treats such a body as empty. The server declares whether it can be read up to its end.
+        # Django takes a body without Content-Length for empty. We read it where the server declares that it ends.
         return environ["wsgi.input"].read if environ.get("wsgi.input_terminated") else _refuse
     return _check_complete(request.read, int(length) if length.isdigit() else 0)
 

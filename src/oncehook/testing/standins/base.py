@@ -1,8 +1,8 @@
-"""Base classes of the stand-ins: scripted faults for the programs that call one, webhooks for those that listen.
+"""Base classes of the stand-ins: scripted faults for programs that call one, webhooks for programs that receive.
 
 A stand-in is a real HTTP server that behaves like one provider's API as far as a program can tell: paths,
-authorisation, success bodies with ids, error bodies with their own codes. Tests script what goes wrong, and have it
-send webhooks as the provider would: signed, in batches, twice, again when it was not answered 2xx.
+authorisation, success bodies with ids, error bodies with the provider's codes. Tests script faults, and have it send
+webhooks like the provider: signed, in batches, twice, again when the answer was not 2xx.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _ScriptedFault:
 
 
 class StandIn(LoopbackServer, ABC, Generic[H]):
-    """A provider's API. `H` is one webhook, or one part of one, before it is put into a request and signed."""
+    """A provider's API. `H` is a webhook, or a part of one, before it is put into a request and signed."""
 
     preset: ClassVar[str]
     """The preset of a source that takes its webhooks."""
@@ -79,7 +79,8 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
         retry_after: int | None = None,
         times: int | None = 1,
     ) -> None:
-        """Answer the next calls with an error of this status (500 by default) as this API writes it, and do nothing.
+        """Answer the next calls with an error of this status (500 by default) in this API's format, and do nothing
+        else.
 
         `times=None`: until `recover`.
         """
@@ -93,7 +94,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
 
     @abstractmethod
     def error(self, status: int, message: object = None) -> Reply:
-        """Build an error as this API writes it."""
+        """Build an error in this API's format."""
 
     def hang(self, *, times: int | None = 1) -> None:
         """Receive the next calls, never answer them, and do nothing."""
@@ -109,7 +110,8 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
         self.script(lambda request: CUT, times)
 
     def accept_and_drop(self, *, times: int | None = 1) -> None:
-        """Do what the next calls ask, and end their connection without an answer: the caller cannot know."""
+        """Carry out the next calls, but close their connection without an answer: the caller cannot know the
+        outcome."""
 
         def act(request: Request) -> Reply:
             self.answer(request)
@@ -127,7 +129,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
         self.script(act, times)
 
     def recover(self) -> None:
-        """Remove every fault that is still to come."""
+        """Remove every scripted fault that is left."""
         with self._scripting:
             self._faults.clear()
 
@@ -155,7 +157,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
 
     @abstractmethod
     def answer(self, request: Request) -> Reply:
-        """Do what a call asks, as the API would, and build its answer."""
+        """Carry out a call like the API, and build its answer."""
 
     def take(self, id: str, to: str, type: str, body: dict[str, Any]) -> SentMessage:
         """Add a message to `sent`."""
@@ -195,7 +197,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
     def deliver_blocking(
         self, url: str, *hooks: H, copies: int = 1, retries: int = 0, pause: float = 0.0, after: float = 0.0
     ) -> list[Answer]:
-        """Do what `deliver` does, for a test that is a plain function."""
+        """Deliver like `deliver`, in a test that is a plain function."""
         if after:
             self.wait(after)
         answers: list[Answer] = []

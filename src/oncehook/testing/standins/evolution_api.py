@@ -1,6 +1,6 @@
 """A stand-in for Evolution API v2: `/message/…/{instance}` and its instance calls, behind the header `apikey`.
 
-Webhooks carry the JWT that Evolution makes out of `jwt_key`: made once, so that a copy or a retry brings the same one.
+Webhooks carry the JWT that Evolution makes from `jwt_key`: made once, so that copies and retries carry the same one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class EvolutionApiStandIn(WhatsAppStandIn[EvolutionHook]):
 
     @property
     def api_key(self) -> str:
-        """Return the key that opens the server."""
+        """Return the server's API key."""
         return self.token
 
     # -- what goes wrong -----------------------------------------------------------------------

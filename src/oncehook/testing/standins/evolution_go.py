@@ -1,7 +1,7 @@
 """A stand-in for Evolution Go: `/send/…`, `/message/…` and `/instance/…`, behind the header `apikey`.
 
-The instance's token opens what belongs to the instance, the global key what belongs to all. Webhooks carry the token in
-the body and nothing else that could prove anything, as they really do.
+The instance's token gives access to the instance, the global key to all. Like real ones, webhooks have the token in the
+body and no other proof.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class EvolutionGoStandIn(WhatsAppStandIn[EvolutionGoHook]):
         return (
             self._check(fields, ("number", "reaction"))
             or self._check_number(str(fields["number"]))
-            # `id` is the message that is reacted to; the reaction gets one of its own
+            # `id` is the message that the reaction is to; the reaction has its own
             or self._accept("reaction", fields, id=new_message_id())
         )
 

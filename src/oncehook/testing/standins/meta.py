@@ -1,7 +1,7 @@
 """A stand-in for Meta's WhatsApp Cloud API: `POST /{version}/{phone_number_id}/messages`, media, and signed webhooks.
 
-Errors carry Meta's own codes in Meta's own shape. Which HTTP status goes with a code has changed over the years and is
-nothing to rely on, as Meta says itself; `fail(status=…)` overrules it.
+Errors have Meta's codes and format. The HTTP status of a code has changed over the years and must not be relied on, as
+Meta says itself; `fail(status=…)` overrides it.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class MetaStandIn(WhatsAppStandIn[MetaHook]):
     def close_window(self, number: str) -> None:
         """Close the 24-hour window of a customer: only templates are accepted, until `message` opens it again.
 
-        Messages are refused at once. Meta may also accept one and report it afterwards: that is
-        `status(sent, "failed", code=131047)`.
+        Messages are refused at once. Meta may also accept one and report the failure later: that is `status(sent,
+        "failed", code=131047)`.
         """
         self._closed.add(digits(number))
 
@@ -350,7 +350,7 @@ def graph_error(
     subcode: int | None = None,
     bare: bool = False,
 ) -> Reply:
-    """Build an error as the Graph API writes it; `bare`: without `error_data`, as for a request it cannot read."""
+    """Build an error in the Graph API's format; `bare`: without `error_data`, as for a malformed request."""
     known = ERRORS.get(code, (400, "An unknown error occurred", ""))
     title, details = title or known[1], known[2] if details is None else details
     error: dict[str, Any] = {

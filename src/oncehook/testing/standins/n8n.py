@@ -1,6 +1,6 @@
 """A stand-in for n8n's Webhook node: `POST /webhook/{path}` starts an execution, which is recorded.
 
-It deduplicates nothing, as n8n does not: two deliveries of one event are two executions.
+Like n8n, it does not deduplicate: two deliveries of one event are two executions.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class N8nStandIn(StandIn[Any]):
     def restart(self, *, times: int = 1) -> None:
         """Answer the next calls as n8n does while it starts: `times` in each state before it is ready.
 
-        It listens without any route (404, a page), waits for its database (503), migrates it (200 for every request),
-        and has not loaded its workflows yet (404, a page, then as for one that is off).
+        It listens without routes (404, a page), waits for its database (503), migrates it (200 for every request), and
+        has not loaded its workflows yet (404, a page, then as for an inactive one).
         """
         for state in (_no_such_page, _no_database, _migrating, _no_such_page, _not_loaded):
             self.script(state, times)

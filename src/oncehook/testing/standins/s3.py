@@ -1,6 +1,7 @@
-"""A stand-in for S3-compatible storage: what is put into its bucket can be fetched, and nothing else is there.
+"""A stand-in for S3-compatible storage: what was put into its bucket can be fetched, and nothing else.
 
-It checks no signature and lets no link expire; everything that oncehook stores and links to works as with the real one.
+It checks no signatures and its links do not expire; everything that oncehook stores and links to works as with the real
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A real HTTP server on the loopback, on threads of its own; a subclass answers the requests.
 
-`StandIn` and `Tunnel` are built on it. It serves plain `def` tests and `async def` ones alike, because it shares no
-loop with either. Stopping it ends every connection, also those that are being kept waiting.
+`StandIn` and `Tunnel` are built on it. It serves `def` and `async def` tests alike, because it shares no event loop
+with them. Stopping it closes every connection, including those that wait for an answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An unreliable development tunnel: it forwards every request twice, and fails now and then.
 
 A small reverse proxy in front of one server. It forwards requests byte for byte and returns the last answer; a request
-that meets a failure is answered 502, or its connection is closed.
+that fails is answered 502, or its connection is closed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Tunnel(LoopbackServer):
     ) -> None:
         """Forward to `target`, the URL of a server without a path.
 
-        Every `flap_every`-th request fails, or with `flap_first` the first of so many; 0: none does.
-        It is answered 502, or with `cut` not at all. Either way it is not forwarded.
+        Every `flap_every`-th request fails, or with `flap_first` the first of so many; 0: none. It is answered 502, or
+        with `cut` not at all, and is not forwarded.
         """
         super().__init__(port=port)
         parts = urlsplit(target)

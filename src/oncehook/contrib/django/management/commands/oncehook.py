@@ -43,7 +43,7 @@ def _run(arguments: Sequence[str]) -> NoReturn:
     from oncehook.cli import main
 
     if (url := assembly.store_url()) is not None:
-        os.environ["ONCEHOOK_STORE"] = url  # for commands that look at the store alone
+        os.environ["ONCEHOOK_STORE"] = url  # for commands that open the store without an inbox
     main(arguments, program="manage.py oncehook", defaults=_defaults())
 
 
@@ -54,6 +54,6 @@ def _defaults() -> Mapping[str, Any]:
 
     given = assembly.read_settings()
     file = {"config_file": str(beside_manage(given["CONFIG"]))} if "CONFIG" in given else {}
-    # `version` is also an option of the whole, which would take this for its own.
+    # `oncehook --version` is an option, too, and would take these defaults for its own.
     options = {name: {"app": APP, **file} for name in COMMANDS if name != "version"}
     return options | {"db": dict.fromkeys(db.commands, file)}
