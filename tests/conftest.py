@@ -66,7 +66,7 @@ _LONG = (
     "acceptance/test_sign_in",
     "acceptance/test_sessions",
     "acceptance/test_kill",
-    "acceptance/test_desk_cli",
+    "acceptance/test_admin_cli",
     "torture/test_shortcut",
     "contrib/test_django_orders",
     "unit/test_cli",

@@ -212,3 +212,61 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+
+
+class PgBouncer:
+    """A real PgBouncer in transaction mode in front of a server: one session of the server for each transaction."""
+
+    def __init__(self, server: Postgres | Lent) -> None:
+        program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if program is None:
+            raise RuntimeError("These tests need PgBouncer: apt install pgbouncer")
+        self._folder = Path(tempfile.mkdtemp(prefix="oncehook-pgbouncer-"))
+        owner = _unprivileged(self._folder)
+        self.port = free_port()
+        settings = self._folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={server.port}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nauth_type = trust\n"
+            "pool_mode = transaction\nmax_client_conn = 1000\ndefault_pool_size = 20\nunix_socket_dir =\n"
+            f"logfile = {self._folder / 'log'}\nauth_file = {self._folder / 'users'}\n"
+        )
+        (self._folder / "users").write_text('"oncehook" ""\n')
+        self._process = subprocess.Popen(
+            [program, "-q", str(settings)],
+            cwd=self._folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **owner,
+        )
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PgBouncer did not start: {(self._folder / 'log').read_text()}")
+            time.sleep(0.02)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://oncehook@127.0.0.1:{self.port}/postgres"
+
+    def remove(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        try:
+            with psycopg.connect(self.url, connect_timeout=10, prepare_threshold=None):
+                return True
+        except psycopg.OperationalError:
+            return False
+
+
+@functools.cache
+def store_url() -> str:
+    """The address at which stores reach the server of this test session: through a pooler where TESTS_POOLER is set."""
+    if not os.environ.get("TESTS_POOLER"):
+        return shared_postgres().url
+    pooler = PgBouncer(shared_postgres())
+    atexit.register(pooler.remove)
+    return pooler.url

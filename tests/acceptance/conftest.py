@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.processes import Receiver
 from tests.schemas import built_schema
-from tests.servers import fresh_schema, shared_postgres
+from tests.servers import fresh_schema, store_url
 
 
 @dataclass
@@ -65,7 +65,7 @@ def make_engine(name: str, folder: Path, *, bare: bool = False) -> Engine:
         return Engine("sqlite", f"sqlite:{folder / 'inbox.db'}", folder)
     lent = ExitStack()
     schema = fresh_schema() if bare else lent.enter_context(built_schema())
-    return Engine("postgres", f"{shared_postgres().url}?schema={schema}", folder, lent=lent)
+    return Engine("postgres", f"{store_url()}?schema={schema}", folder, lent=lent)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -19,8 +19,8 @@ import pytest
 
 from oncehook.logs import FEW
 from oncehook.secret import new_token
+from tests.acceptance.admin_house import TOKENS, admin_house, call
 from tests.acceptance.conftest import Engine
-from tests.acceptance.desk_house import TOKENS, call, desk_house
 from tests.acceptance.processes import CONFIG, Receiver
 from tests.servers import free_port
 from tests.wire import SECRET, Client, hook, signed
@@ -108,7 +108,7 @@ def test_api_and_login_share_one_throttle_that_is_logged_and_audited(engine: Eng
 
 
 async def test_one_network_waits_and_another_does_not(tmp_path: Path) -> None:
-    async with desk_house(tmp_path) as house:
+    async with admin_house(tmp_path) as house:
 
         async def guess(peer: str, token: str = "guess") -> int:
             named = {"Host": "inbox.example", **bearer(token)}

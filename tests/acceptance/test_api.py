@@ -38,7 +38,7 @@ from oncehook.upkeep import Limits
 from oncehook.web import auth as access_module
 from oncehook.web.api.endpoints import ENDPOINTS
 from oncehook.web.api.openapi import PREFIX
-from tests.acceptance.desk_house import CANARY, LOCAL, PATH, TOKENS, House, call, desk_house, scope_of
+from tests.acceptance.admin_house import CANARY, LOCAL, PATH, TOKENS, House, admin_house, call, scope_of
 from tests.store.making import (
     CRM,
     MAIL,
@@ -66,14 +66,14 @@ CONTRACT = (
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with desk_house(tmp_path) as made:
+    async with admin_house(tmp_path) as made:
         yield made
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def either(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
     """The same with each engine, for what engines could see differently."""
-    async with desk_house(tmp_path, engine=request.param) as made:
+    async with admin_house(tmp_path, engine=request.param) as made:
         yield made
 
 
@@ -681,7 +681,7 @@ async def test_a_replay_is_paused_resumed_and_aborted(either: House) -> None:
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 async def test_stats_have_the_fields_of_the_contract_at_the_top(tmp_path: Path, engine: str) -> None:
-    async with desk_house(tmp_path, engine=engine, limits=Limits(5, 300.0, {"orders": 50}, 0.1), free=0.05) as house:
+    async with admin_house(tmp_path, engine=engine, limits=Limits(5, 300.0, {"orders": 50}, 0.1), free=0.05) as house:
         if (of_today := 86_400 - clock.now() % 86_400) < 30:
             await asyncio.sleep(of_today)  # what came today must not have come yesterday when it is counted
         await mixture(house.store)
@@ -968,7 +968,7 @@ async def test_a_host_application_may_decide(tmp_path: Path) -> None:
     async def authorize(request: Any) -> str | None:
         return {"yes": "operator", "look": "viewer", "odd": "king"}.get(request.cookies.get("session", ""))
 
-    async with desk_house(tmp_path, authorize=authorize) as house:
+    async with admin_house(tmp_path, authorize=authorize) as house:
         [made] = await dead_letters(house.store, None)
         path = f"/deliveries/{dlv(made)}/discard"
         yes = {"Cookie": "session=yes"}

@@ -14,8 +14,8 @@ from oncehook.model import ArrivalId, DeliveryStatus, EventId, Filter
 from oncehook.settings import load
 from oncehook.settings.build import Encrypt
 from oncehook.store.cipher import Cipher
+from tests.acceptance.admin_house import admin_house
 from tests.acceptance.conftest import Engine
-from tests.acceptance.desk_house import desk_house
 from tests.acceptance.test_event_page import look
 from tests.store.making import CRM, item, keep
 from tests.store.test_encryption import NEW, OLD
@@ -97,13 +97,13 @@ async def test_settings_name_the_key(engine: Engine, tmp_path: Path, form: str) 
 
 async def test_the_api_says_what_cannot_be_decrypted(tmp_path: Path) -> None:
     """The event answers 409 with code and hint, a conflict likewise; lists and everything else are as ever."""
-    async with desk_house(tmp_path, cipher=Cipher([OLD])) as house:
+    async with admin_house(tmp_path, cipher=Cipher([OLD])) as house:
         [fine] = await keep(house.store, item("k2", body=b'{"n": 3}', to=[CRM]))
-    async with desk_house(tmp_path, cipher=Cipher([NEW])) as house:
+    async with admin_house(tmp_path, cipher=Cipher([NEW])) as house:
         [lost] = await keep(house.store, item("k", body=b'{"n": 1}', to=[CRM]))
         conflict = item("k2", body=b'{"n": 4}')
         await keep(house.store, conflict)
-    async with desk_house(tmp_path, cipher=Cipher([OLD])) as house:
+    async with admin_house(tmp_path, cipher=Cipher([OLD])) as house:
         lost_id, fine_id = str(lost.event_id), str(fine.event_id)
         assert len((await house.get("/events"))["items"]) == 2
         for path in (f"/events/{lost_id}", f"/events/{lost_id}/body", f"/events/{lost_id}/arrivals"):

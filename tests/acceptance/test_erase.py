@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncehook.model import subject_hash
-from tests.acceptance.desk_house import House
+from tests.acceptance.admin_house import House
 from tests.acceptance.test_api import dlv, either, evt, house
 from tests.store.making import deliver, finish, take_one
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from oncehook import Event, Inbox
 from oncehook.testing import send
-from tests.acceptance.desk_house import Answer, call
+from tests.acceptance.admin_house import Answer, call
 from tests.testing.test_plugin import good, run
 
 APP = """

@@ -335,6 +335,15 @@ async def test_a_place_is_had_again_at_once_from_who_takes_no_answers(tmp_path: 
         writer.close()
 
 
+async def test_who_comes_while_the_server_stops_is_let_go(tmp_path: Path) -> None:
+    """It may be accepted in the moment in which all others are shut down; kept, it would hold up the end."""
+    async with serving(tmp_path) as served:
+        served.guard.shut_down()
+        reader, writer = await served.dial()
+        assert await rest(reader) == b""
+        writer.close()
+
+
 def test_an_address_is_counted_with_its_network() -> None:
     assert network_of("203.0.113.9") == "203.0.113.9"
     assert network_of("2001:db8:1:2::1") == network_of("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from oncehook import Inbox
-from tests.acceptance.desk_house import call
+from tests.acceptance.admin_house import call
 from tests.wire import Answer
 
 NAMES = [f"handler-{n}" for n in range(9)]

@@ -588,7 +588,7 @@ async def test_a_name_server_that_hangs_ends_at_the_deadline() -> None:
         await asyncio.sleep(60)
         return ()
 
-    result = await attempt("http://hooks.example/", outbound=HttpClient(look_up=hang), timeout=0.2)
+    result = await attempt("http://hooks.example/", client=HttpClient(look_up=hang), timeout=0.2)
     assert (result.category, result.evidence.error) == (Category.transient, "no answer within 0.2 s")
 
 
@@ -629,8 +629,8 @@ async def test_a_name_that_is_not_found_is_transient() -> None:
 
 
 async def test_a_name_that_leads_nowhere_is_transient() -> None:
-    outbound, _ = guarded([])
-    result = await attempt("http://hooks.example/", outbound=outbound)
+    client, _ = guarded([])
+    result = await attempt("http://hooks.example/", client=client)
     assert result.category is Category.transient
     assert result.evidence.error == "the address of hooks.example cannot be found: the name leads to no address"
 
@@ -728,8 +728,8 @@ async def test_private_addresses_are_called_when_allowed(sink: Sink) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "fd00::1", "::1"])
 async def test_a_name_that_leads_inside_is_refused(sink: Sink, address: str) -> None:
-    outbound, _ = guarded([address])
-    result = await attempt(f"http://hooks.example:{sink.port}/", outbound=outbound)
+    client, _ = guarded([address])
+    result = await attempt(f"http://hooks.example:{sink.port}/", client=client)
     assert result.category is Category.permanent
     assert result.evidence.error is not None
     assert result.evidence.error.startswith(
@@ -741,8 +741,8 @@ async def test_a_name_that_leads_inside_is_refused(sink: Sink, address: str) -> 
 async def test_of_two_addresses_only_the_allowed_one_is_called(sink: Sink) -> None:
     async with serving(Sink(port=sink.port), "127.0.0.2") as inside:
         for addresses in (["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]):
-            outbound, _ = guarded(addresses)
-            result = await attempt(f"http://hooks.example:{sink.port}/", outbound=outbound)
+            client, _ = guarded(addresses)
+            result = await attempt(f"http://hooks.example:{sink.port}/", client=client)
             assert result.category is None
         assert (sink.connections, inside.connections) == (2, 0)
     assert sink.seen[0].headers["host"] == f"hooks.example:{sink.port}"
@@ -751,8 +751,8 @@ async def test_of_two_addresses_only_the_allowed_one_is_called(sink: Sink) -> No
 async def test_the_inner_address_is_no_way_out_when_the_allowed_one_is_down() -> None:
     with refusing() as port:
         async with serving(Sink(port), "127.0.0.2") as inside:
-            outbound, _ = guarded(["127.0.0.1", "127.0.0.2"])
-            result = await attempt(f"http://hooks.example:{port}/", outbound=outbound)
+            client, _ = guarded(["127.0.0.1", "127.0.0.2"])
+            result = await attempt(f"http://hooks.example:{port}/", client=client)
             assert result.category is Category.transient
             assert inside.connections == 0
 
@@ -761,9 +761,9 @@ async def test_a_name_that_changes_its_mind_reaches_nothing_inside(sink: Sink, m
     """S17: allowed when first looked up, inside the next time, and at last allowed again."""
     monkeypatch.setattr("oncehook.http_client.addresses.KEPT", 0)
     async with serving(Sink(port=sink.port), "127.0.0.2") as inside:
-        outbound, asked = guarded(["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
+        client, asked = guarded(["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
         sink.says = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-        async with opened(f"http://hooks.example:{sink.port}/", outbound=outbound) as destination:
+        async with opened(f"http://hooks.example:{sink.port}/", client=client) as destination:
             categories = [(await destination.attempt(lease())).category for _ in range(3)]
         assert categories == [None, Category.permanent, None]
         assert (len(asked), sink.connections, inside.connections) == (3, 2, 0)
@@ -820,8 +820,8 @@ async def over_tls(port: int, host: str = "hooks.example", ca: Path | None = Non
     async def look_up(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"]
 
-    outbound = HttpClient(allow_private=LOOPBACK, ca=ca, look_up=look_up)
-    return await attempt(f"https://{host}:{port}/", outbound=outbound)
+    client = HttpClient(allow_private=LOOPBACK, ca=ca, look_up=look_up)
+    return await attempt(f"https://{host}:{port}/", client=client)
 
 
 async def test_a_certificate_is_checked_and_a_destination_may_name_its_own_authority(

@@ -67,7 +67,9 @@ def dump(engine: Engine) -> bytes:
     """All bytes of the store: its files, or what its tables show."""
     if engine.name == "sqlite":
         return b"".join(
-            file.read_bytes() for file in sorted(engine.folder.glob("inbox.db*")) if "lock" not in file.name
+            file.read_bytes()
+            for file in sorted(engine.folder.glob("inbox.db*"))
+            if "lock" not in file.name and file.is_file()
         )
     tables = ("events", "arrivals", "batches", "rejections", "keys")
     rows = [value for table in tables for row in engine.rows(f"SELECT * FROM {table}") for value in row]

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from oncehook import Inbox, clock
 from oncehook.model import Filter
-from tests.acceptance.desk_house import call
+from tests.acceptance.admin_house import call
 
 
 @pytest.fixture

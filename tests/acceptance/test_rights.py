@@ -26,7 +26,7 @@ from oncehook.settings.tables import TokenConfig
 from oncehook.web import api
 from oncehook.web.api.endpoints import ENDPOINTS
 from oncehook.web.auth import Access, Person, prove
-from tests.acceptance.desk_house import House, call, desk_house, scope_of
+from tests.acceptance.admin_house import House, admin_house, call, scope_of
 from tests.store.making import MAIL, dead_letters, deliver, finish, item, keep, settle, take, take_one
 from tests.wire import Answer
 
@@ -68,7 +68,7 @@ class Rights:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def rights(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rights]:
-    async with desk_house(tmp_path, engine=request.param) as house:
+    async with admin_house(tmp_path, engine=request.param) as house:
         for number, source in enumerate(house.admin._sources.values(), 1):
             source.id = number  # as `enrolled` gave them
         yield Rights(house, [])
@@ -393,7 +393,7 @@ async def test_tokens_are_listed_with_what_they_may_do(rights: Rights) -> None:
 
 async def test_a_host_application_can_say_the_same_of_a_person(tmp_path: Path) -> None:
     person = Person("nina", "viewer", sources=["payments"], payloads=False)
-    async with desk_house(tmp_path, authorize=lambda request: person) as house:
+    async with admin_house(tmp_path, authorize=lambda request: person) as house:
         [mine] = await deliver(house.store, None, source="payments")
         [other] = await deliver(house.store, None, source="orders")
         listed = await house.get("/events", role=None)

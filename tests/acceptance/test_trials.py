@@ -18,7 +18,7 @@ from oncehook.model import Filter
 from oncehook.verify.standard import signer
 from oncehook.web import api
 from oncehook.web.live import Broadcast
-from tests.acceptance.desk_house import House, access
+from tests.acceptance.admin_house import House, access
 from tests.acceptance.sink import Sink
 
 SECRET = "whsec_b25jZWhvb2stdGVzdA=="

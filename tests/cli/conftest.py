@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import engine, sqlite
-from tests.acceptance.test_desk_cli import Admin, admin, here, run, sink
+from tests.acceptance.test_admin_cli import Admin, admin, here, run, sink
 
 __all__ = ["Admin", "Process", "admin", "engine", "here", "run", "sink", "sqlite"]
 

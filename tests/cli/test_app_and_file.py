@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_desk_cli import Sink
+from tests.acceptance.test_admin_cli import Sink
 from tests.cli.conftest import Process
 from tests.cli.test_hangup import post
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import re
@@ -20,9 +21,10 @@ from typing import Any
 import pytest
 
 from oncehook.cli import api
+from oncehook.store.base import Timeouts
 from oncehook.store.sqlite import SqliteStore, connection
 from oncehook.store.sqlite.connection import FileHolder, Hold, holder
-from tests.acceptance.test_desk_cli import Done, Sink, at_a_terminal
+from tests.acceptance.test_admin_cli import Done, Sink
 from tests.cli.conftest import Process
 from tests.contrib.running import post
 
@@ -57,8 +59,10 @@ class Program:
     pid: int
     event_id: str = ""
 
-    def send(self, key: str) -> str:
-        answer = post(f"http://127.0.0.1:{self.port}/hooks/orders", {"id": key, "customer": "c1", "type": "order.paid"})
+    def send(self, key: str, customer: str = "c1") -> str:
+        answer = post(
+            f"http://127.0.0.1:{self.port}/hooks/orders", {"id": key, "customer": customer, "type": "order.paid"}
+        )
         assert answer.said == (200, "accepted")
         return str(answer.json["event_id"])
 
@@ -137,42 +141,53 @@ def test_it_is_said_who_writes_and_how_to_know_more(program: Program, run: Run) 
     assert "whatsapp-cloud" not in run("sources").out, "those of the development inbox are not the program's"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("replay", "EVENT", "--yes"),
-        ("replay", "--query", "status:dead", "--yes", "--request-key", "k"),
-        ("replay", "--abort", "rpl_" + "0" * 32),
-        ("dead", "discard", "status:dead", "--reason", "old", "--yes"),
-        ("erase", "--subject", "c1", "--reason", "asked for", "--yes"),
-        ("pause", "ship", *KNOWN),
-        ("resume", "ship", *KNOWN),
-        ("import", "keys", "KEYS", "--source", "orders", *KNOWN),
-    ],
-    ids=" ".join,
-)
-def test_what_acts_is_refused_and_says_where_to_act(program: Program, run: Run, command: tuple[str, ...]) -> None:
-    (program.folder / "keys.txt").write_text("o2\n")
-    words = {"EVENT": program.event_id, "KEYS": "keys.txt"}
-    before = (
-        program.rows("SELECT * FROM deliveries"),
-        program.rows("SELECT * FROM audit"),
-        program.rows("SELECT * FROM keys"),
-    )
-    done = run(*(words.get(word, word) for word in command))
-    assert (done.code, done.out) == (3, ""), done
-    assert f"Process {program.pid} writes oncehook.db" in done.err
-    assert "inbox.dashboard" in done.err
-    assert before == (
-        program.rows("SELECT * FROM deliveries"),
-        program.rows("SELECT * FROM audit"),
-        program.rows("SELECT * FROM keys"),
-    )
+ACTS = [
+    ("replay", "EVENT", "--yes"),
+    ("replay", "--query", "status:dead", "--yes", "--request-key", "k"),
+    ("pause", "ship", *KNOWN),
+    ("resume", "ship", *KNOWN),
+    ("dead", "discard", "status:dead key:ACT", "--reason", "old", "--yes"),
+    ("import", "keys", "KEYS", "--source", "orders", *KNOWN),
+    ("erase", "--subject", "c2", "--reason", "asked for", "--yes"),
+]
 
 
-def test_nobody_is_asked_about_what_cannot_be_done(program: Program) -> None:
-    code, said = at_a_terminal(program.folder, ["replay", program.event_id], "y\n")
-    assert (code, "replay now?" in said) == (3, False), said
+def dead_one(program: Program, key: str) -> str:
+    """An event whose delivery has died."""
+    event_id = program.send(key, "c2")
+    while program.rows(
+        f"SELECT d.status FROM deliveries d JOIN events e ON e.id = d.event_id WHERE e.key = '{key}'"
+    ) != [("dead",)]:
+        time.sleep(0.05)
+    return event_id
+
+
+@pytest.mark.parametrize(("n", "command"), list(enumerate(ACTS)), ids=[" ".join(act) for act in ACTS])
+def test_what_acts_is_done_beside_it(program: Program, run: Run, n: int, command: tuple[str, ...]) -> None:
+    """The program owns the file; the command is its client."""
+    key = f"act{n}"
+    (program.folder / "keys.txt").write_text(f"imported{n}\n")
+    is_steering = command[0] in ("pause", "resume")
+    words = {"EVENT": "" if is_steering else dead_one(program, key), "KEYS": "keys.txt"}
+    before = program.rows("SELECT count(*) FROM audit")
+    done = run(*(words.get(word, word).replace("ACT", key) for word in command))
+    assert done.code == 0, done
+    assert program.rows("SELECT count(*) FROM audit") > before
+    if is_steering:
+        paused = program.rows("SELECT count(*) FROM destination_state WHERE paused_at IS NOT NULL")
+        assert paused == [(command[0] == "pause",)]
+
+
+def test_who_takes_no_clients_is_only_read_beside(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_store(tmp_path / "oncehook.db")
+    monkeypatch.setattr(Timeouts, "__init__", functools.partialmethod(Timeouts.__init__, connect=1))
+    monkeypatch.setattr(api, "SETTLED", 0.1)
+    other = Hold(tmp_path / "oncehook.db")
+    looked, acted = run("dead"), run("replay", "--abort", "rpl_" + "0" * 32)
+    other.release()
+    assert (looked.code, acted.code, acted.out) == (0, 3, "")
+    assert "takes no clients" in acted.err
 
 
 def test_what_happens_is_seen_by_looking(program: Program, begin: Begin, sink: Sink) -> None:

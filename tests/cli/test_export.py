@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oncehook.store.sqlite import connection
-from tests.acceptance.test_desk_cli import Admin
+from tests.acceptance.test_admin_cli import Admin
 
 
 def test_events_with_their_bodies(admin: Admin, tmp_path: Path) -> None:

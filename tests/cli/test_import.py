@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_desk_cli import TOKEN, Admin
+from tests.acceptance.test_admin_cli import TOKEN, Admin
 
 
 def test_what_was_processed_elsewhere_is_not_worked_again(admin: Admin, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from oncehook.cli.tail import Screen, decode_events
 from oncehook.model import Arrival
 from oncehook.verify.standard import StandardWebhooks
-from tests.acceptance.test_desk_cli import Admin, Sink
+from tests.acceptance.test_admin_cli import Admin, Sink
 from tests.cli.conftest import Process
 
 Begin = Callable[..., Process]
@@ -85,7 +85,7 @@ def test_a_stream_is_read_event_by_event() -> None:
 # -- on a terminal -----------------------------------------------------------------------------
 
 
-def test_keys(here: Admin, begin: Begin) -> None:
+def test_rules(here: Admin, begin: Begin) -> None:
     tail = begin(here.receiver.folder, "tail", terminal=True)
     tail.wait_for("j k move")
     [event_id] = here.die("o1", note="the body of it")

@@ -15,10 +15,10 @@ from click.shell_completion import ShellComplete
 from oncehook import clock
 from oncehook.cli import COMMANDS, cli
 from oncehook.cli.output import Progress
-from tests.acceptance.test_desk_cli import EVERY, PAGE, Admin
+from tests.acceptance.test_admin_cli import EVERY, PAGE, Admin
 
 HEAVY = (
-    "aiohttp", "cryptography", "httptools", "jinja2", "jsonpath_rfc9535", "psycopg", "starlette", "structlog",
+    "aiohttp", "cryptography", "httptools", "jinja2", "jsonpath_rfc9535", "psycopg", "starlette",
     "uvicorn", "uvloop", "oncehook.inbox", "oncehook.presets",
 )  # fmt: skip
 OF_HELP = """

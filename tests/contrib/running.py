@@ -179,7 +179,8 @@ class Example:
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         # Where Django's own tests have run before in this process, they have named their settings to everybody.
         inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-        return {**inherited, "PATH": programs, "PYTHONPATH": str(self.folder), **self.env, **said}
+        paths = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH"))))
+        return {**inherited, "PATH": programs, "PYTHONPATH": paths, **self.env, **said}
 
     def read(self, name: str) -> list[str]:
         """The lines of a file that the example writes."""

@@ -16,6 +16,7 @@ from oncehook.inbox import Inbox
 from oncehook.model import DeliveryStatus
 from oncehook.settings import load
 from oncehook.settings.describe import schema
+from oncehook.settings.tables import DestinationArguments, DestinationSettings
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/file-destination"
 
@@ -108,6 +109,11 @@ def test_it_is_listed_and_described_to_editors() -> None:
     described = schema()["$defs"]
     assert described["DestinationSettings"]["properties"]["file"] == {"$ref": "#/$defs/FileSettings"}
     assert described["FileSettings"]["properties"]["path"]["description"] == "The file."
+
+
+def test_a_type_checker_knows_the_tables_of_our_own_kinds() -> None:
+    own = set(DestinationArguments.__annotations__) - set(DestinationSettings.__annotations__)
+    assert {name for name in own if not name.endswith("_env")} == set(registry.OURS)
 
 
 def test_what_is_not_installed_is_an_unknown_key(tmp_path: Path) -> None:

@@ -404,18 +404,22 @@ def test_a_store_that_is_away_is_503(database: str, number: str, monkeypatch: py
     assert (answer.status_code, answer["retry-after"]) == (503, "5")
 
 
-def test_a_second_process_on_sqlite_is_told_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_second_process_on_sqlite_takes_arrivals_in_too(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R61"""
-    holder = Bridge(DjangoInbox(f"sqlite:{tmp_path}/inbox.db"))
-    holder.start()
-    second = Bridge(DjangoInbox(f"sqlite:{tmp_path}/inbox.db"))
-    monkeypatch.setattr(assembly, "get_bridge", lambda: second)
-    answer = post(b"{}")
-    holder.stop()
-    assert (answer.status_code, answer["retry-after"]) == (503, "5")
-    assert "use PostgreSQL" in caplog.text
+    answers = []
+    bridges = [Bridge(DjangoInbox(f"sqlite:{tmp_path}/inbox.db")) for _ in range(2)]
+    for bridge in bridges:
+        bridge.inbox.source("shop", verify="none", key="$.id")
+        bridge.start()
+    for bridge in reversed(bridges):
+        monkeypatch.setattr(assembly, "get_bridge", lambda bridge=bridge: bridge)
+        answers.append(post(order(number, number)).json())
+    for bridge in bridges:
+        bridge.stop()
+    assert [answer["status"] for answer in answers] == ["accepted", "duplicate"]
+    assert answers[0]["event_id"] == answers[1]["event_id"]
 
 
 @pytest.mark.parametrize(

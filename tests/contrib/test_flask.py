@@ -30,7 +30,8 @@ from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.flask import init_app
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import Arrival
-from oncehook.store.sqlite.connection import holder
+from oncehook.store.sqlite import SqliteStore
+from oncehook.store.sqlite.connection import Hold, holder
 from tests.contrib.running import ROOT, Database, Example, ask, database, post
 from tests.servers import Postgres
 
@@ -79,28 +80,26 @@ def test_on_postgres_many_processes_receive_and_a_worker_works(tmp_path: Path, d
         assert "Traceback" not in worker.stop()
 
 
-def test_several_processes_on_sqlite_are_told_what_to_do(tmp_path: Path) -> None:
-    """DESIGN.md 8.7: whoever holds the file takes it, the others say 503 and why, and nothing is lost."""
+def test_on_sqlite_many_processes_receive_and_work(tmp_path: Path) -> None:
     with Example("flask_app", tmp_path) as example:
         program = example.start(THREE_PROCESSES).wait_for_port()
-        url = f"{program.url}/hooks/orders"
+        keys = [str(n % 10) for n in range(120)]
         with ThreadPoolExecutor(16) as threads:
-            while "SQLite takes one writing process" not in program.log.read_text():
-                answers = list(threads.map(lambda n: post(url, order(str(n))), range(64)))
-        refused = [answer for answer in answers if answer.status != 200]
-        assert {answer.said for answer in refused} <= {(503, "store_unavailable")}
-        assert all(answer.headers["retry-after"] == "5" for answer in refused)
-        assert "use PostgreSQL for several processes" in program.stop()
+            answers = list(threads.map(lambda key: post(f"{program.url}/hooks/orders", order(key)), keys))
+        assert Counter(a.said for a in answers) == {(200, "accepted"): 10, (200, "duplicate"): 110}
+        assert sorted(example.wait_for_lines("shipped.txt", 10)) == sorted(set(keys))
+        assert "Traceback" not in program.stop()
 
 
-def test_a_process_may_refuse_at_its_start(tmp_path: Path) -> None:
+def test_a_process_may_start_before_its_first_request(tmp_path: Path) -> None:
     """The snippet of docs/how-to/flask.md."""
     (snippet,) = re.findall(r"```python\n(def post_worker_init.*?)```", PAGE.read_text(), re.DOTALL)
     with Example("flask_app", tmp_path) as example:
         (tmp_path / "gunicorn.conf.py").write_text(snippet)
-        program = example.start(THREE_PROCESSES)
-        assert program.wait() != 0
-        assert "SQLite takes one writing process" in program.log.read_text()
+        program = example.start(THREE_PROCESSES).wait_for_port()
+        while holder(tmp_path / "oncehook.db") is None:
+            assert program.process.poll() is None
+        assert "Traceback" not in program.stop()
 
 
 # -- the dashboard -----------------------------------------------------------------------------
@@ -201,12 +200,14 @@ def test_under_wsgi_nobody_holds_a_thread_and_nothing_large_is_read(staff: Staff
 def test_a_dashboard_whose_store_is_away_is_503_and_told(
     staff: Staff, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Bridge(Inbox(f"sqlite:{staff.inbox.store.path}"))  # type: ignore[attr-defined]
-    other.start()
+    store = staff.inbox.store
+    assert isinstance(store, SqliteStore)
+    store._timeouts.connect = 1
+    other = Hold(store.path)
     staff.log_in("anna", "admin")
     assert staff.ask("/").status_code == 503
-    assert "use PostgreSQL for several processes" in caplog.text
-    other.stop()
+    assert "takes no clients" in caplog.text
+    other.release()
 
 
 def test_dashboard_and_authorize_belong_together(inbox: Inbox) -> None:
@@ -309,23 +310,32 @@ def test_a_body_is_read_up_to_the_cap_and_no_further(bridge: Bridge) -> None:
     assert given == 0
 
 
-def test_a_file_that_another_process_writes_is_503_until_it_is_let_go(
+def test_a_file_whose_owner_cannot_be_asked_is_503_until_it_is_let_go(
     bridge: Bridge, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bridges, "AGAIN", 600.0)
-    path = bridge.inbox.store.path  # type: ignore[attr-defined]
-    other = Bridge(Inbox(f"sqlite:{path}"))
-    other.start()
+    store = bridge.inbox.store
+    assert isinstance(store, SqliteStore)
+    store._timeouts.connect = 1
+    other = Hold(store.path)
     with caplog.at_level(logging.ERROR, "oncehook.bridge"):
         receipt = bridge.receive("orders", {}, b'{"id": "1"}')
     assert (receipt.outcome, receipt.reply.status) == ("error", 503)
     assert (b"retry-after", b"5") in receipt.reply.headers
-    assert "use PostgreSQL for several processes" in caplog.text
+    assert "takes no clients" in caplog.text
     assert b"inbox.db" not in receipt.reply.body
-    other.stop()
+    other.release()
     assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "error"  # not asked again so soon
     clock.forward(600.0)
     assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "accepted"
+
+
+def test_two_processes_are_one_inbox(bridge: Bridge) -> None:
+    other = Bridge(Inbox(f"sqlite:{bridge.inbox.store.path}"))  # type: ignore[attr-defined]
+    other.start()
+    assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "accepted"
+    other.stop()
+    assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "duplicate"
 
 
 def test_a_database_that_is_away_is_503_until_it_is_back() -> None:

@@ -22,14 +22,14 @@ from oncehook.cli import cli
 from oncehook.inbox import DRAIN_SECONDS
 from oncehook.observe import Observer
 from oncehook.settings import load
-from oncehook.web import server
+from oncehook.web import connection, server
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text()
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-LONGEST_STOP = DRAIN_SECONDS + server.DRAIN_SECONDS
+LONGEST_STOP = DRAIN_SECONDS + connection.DRAIN_SECONDS
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""Two servers that differ in one thing: one answers arrivals itself, the other through the ASGI adapter.
+"""Servers that differ in one thing: one answers arrivals itself, one through the ASGI adapter, one hands connections
+over between what answers arrivals and what answers the rest, as receivers and their main process do.
 
 `both_ways` starts them in this process, each with a store of its own; `talk` says the same bytes to both and returns
 what each answered; `kept` tells what a store holds. Called by `test_two_ways`.
@@ -13,7 +14,8 @@ import socket
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,17 @@ from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.sources import Reply, Source
 from oncehook.verify import Hmac
-from oncehook.web import server
+from oncehook.web import connection, server
 from oncehook.web.asgi import HookApp
 from oncehook.web.connection import ConnectionLimits, Connections, HookExchange, InboundConnection
 from oncehook.web.hooks import BodyBudget, Hooks
 from oncehook.web.peers import peer_finder
+from oncehook.web.receivers import Channel, Handed, Message, hand_over
 from tests.waiting import until
 from tests.wire import SECRET, request
 
 WAYS = ("direct", "asgi")
+HANDED = "handed"
 LIMITS = ConnectionLimits(head_seconds=60, body_seconds=60)
 """Nobody is too slow by chance, on a machine that is. Whose time is to be up is told so: `Served.impatient`."""
 LAST = request("GET", "/livez", b"", {"Connection": "close"})
@@ -64,8 +68,8 @@ class Heard(InboundConnection):
 
     taken = 0
 
-    def __init__(self, server: Connections, said: dict[int, list[bytes]]) -> None:
-        super().__init__(server)
+    def __init__(self, said: dict[int, list[bytes]], server: Connections, first: bytes = b"") -> None:
+        super().__init__(server, first)
         self.said = said
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -88,23 +92,27 @@ class Served:
     hooks: Hooks
     stop: asyncio.Event
     said: dict[int, list[bytes]]
+    others: list[Connections] = field(default_factory=list)
+    """Connections that were handed over."""
     saying: int = 0
     """Talks that have not said everything yet."""
 
     @property
     def connections(self) -> list[InboundConnection]:
         """Those that are open, as the server sees them."""
-        return list(self.guard.open)
+        return [connection for guard in (self.guard, *self.others) for connection in guard.open]
 
     @contextlib.contextmanager
     def impatient(self) -> Iterator[None]:
         """Whoever has a request or an answer unfinished now has had time enough."""
         limits = self.guard.limits
-        self.guard.limits = replace(limits, head_seconds=0, body_seconds=0)
+        for guard in (self.guard, *self.others):
+            guard.limits = replace(limits, head_seconds=0, body_seconds=0)
         try:
             yield
         finally:
-            self.guard.limits = limits
+            for guard in (self.guard, *self.others):
+                guard.limits = limits
 
     def kept(self) -> list[tuple[Any, ...]]:
         """Everything that arrivals have left, but for ids and times."""
@@ -115,6 +123,48 @@ class Served:
             ).fetchall()
             copies = connection.execute("SELECT outcome, head, body FROM arrivals").fetchall()
         return sorted(events, key=repr) + sorted(copies, key=repr)
+
+
+class Joined:
+    """Two who answer, in one process: each hands over what is for the other."""
+
+    def __init__(self, app: Any, hooks: Hooks, limits: ConnectionLimits) -> None:
+        self.receiver = Connections(_nobody, hooks, limits, others=_Other(self, hooks=False))
+        self.main = Connections(app, hooks, limits, others=_Other(self, hooks=True))
+        ends = socket.socketpair()
+        self.channels = [
+            Channel(ends[0], partial(self._take, self.receiver), lambda: None),
+            Channel(ends[1], partial(self._take, self.main), lambda: None),
+        ]
+
+    def _take(self, into: Connections, message: Message, descriptor: int | None) -> None:
+        assert isinstance(message, Handed)
+        assert descriptor is not None
+        into.run(into.adopt(descriptor, message.data))
+
+    @contextlib.asynccontextmanager
+    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+        async with self.main.serving(is_urgent=lambda: False):
+            async with self.receiver.serving(listener, is_urgent=lambda: False):
+                yield
+            await until(lambda: not self.receiver.open)
+        for channel in self.channels:
+            channel.close()
+
+
+class _Other:
+    def __init__(self, joined: Joined, *, hooks: bool) -> None:
+        self._joined, self._hooks = joined, hooks
+
+    def answers(self, *, is_hook: bool) -> bool:
+        return is_hook is self._hooks
+
+    def take(self, descriptor: int, data: bytes) -> bool:
+        return hand_over(self._joined.channels[self._hooks], descriptor, data)
+
+
+async def _nobody(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("a receiver has no application")
 
 
 def greet(arrival: Arrival, source: Source) -> Reply | None:
@@ -172,28 +222,37 @@ async def served(
             asyncio.Event(),
         )
 
+        others: list[Connections] = []
+
         async def serve() -> None:
             made = hooks if way == "direct" else None
+            if way == HANDED:
+                joined = Joined(app, hooks, limits)
+                async with joined.serving(listener):
+                    others.append(joined.main)
+                    ready.set_result(joined.receiver)
+                    await stop.wait()
+                return
             async with server.serve_on(listener, app, hooks=made, limits=limits) as connections:
                 ready.set_result(connections)
                 await stop.wait()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server, "InboundConnection", lambda connections: Heard(connections, said))
+            patch.setattr(connection, "InboundConnection", partial(Heard, said))
             serving = asyncio.create_task(serve())
             guard = await ready
         try:
-            yield Served(listener.getsockname()[1], path, inbox, guard, hooks, stop, said)
+            yield Served(listener.getsockname()[1], path, inbox, guard, hooks, stop, said, others)
         finally:
             stop.set()
             await serving
 
 
 @contextlib.asynccontextmanager
-async def both_ways(folder: Path, limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Served, Served]]:
+async def both_ways(folder: Path, way: str = "asgi") -> AsyncIterator[tuple[Served, Served]]:
     Heard.taken = 0
-    async with served(folder, "direct", limits) as direct, served(folder, "asgi", limits) as asgi:
-        yield direct, asgi
+    async with served(folder, "direct") as direct, served(folder, way) as other:
+        yield direct, other
 
 
 async def dial(port: int, receive_buffer: int | None = None) -> socket.socket:

@@ -202,8 +202,8 @@ async def call_home(tally: Tally) -> None:
             for path in ("/", "/?x=http://a.example/", "//a.example/"):
                 await call(tally, f"http://{host}:{home.port}{path}")
         for names in (["127.0.0.1"], ["::1"], ["::ffff:127.0.0.1"], ["0.0.0.0"], ["::"], ["127.0.0.2", "::1"]):
-            outbound, _ = guarded(names, allow=())
-            await call(tally, f"http://hooks.example:{home.port}/", outbound=outbound)
+            client, _ = guarded(names, allow=())
+            await call(tally, f"http://hooks.example:{home.port}/", client=client)
         for sink in (home, home6):
             for _ in range(sink.connections):
                 tally.accept("a call reached a server on loopback")

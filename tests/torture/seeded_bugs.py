@@ -173,8 +173,9 @@ def claim_held_24_h() -> None:
         claims.close()
         if all(taken):
             return record(self, intake)
-        refused = Pending(intake, self._loop.create_future())
-        refused.future.set_result([Verdict(Outcome.duplicate, item.event_id) for item in intake.items])
+        refused = Pending(intake, self._loop)
+        verdicts = [Verdict(Outcome.duplicate, item.event_id) for item in intake.items]
+        self._loop.call_soon(refused.answer, verdicts)
         return refused
 
     Writer.record = claiming  # type: ignore[method-assign]

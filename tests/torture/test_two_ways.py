@@ -23,6 +23,7 @@ from oncehook import faults
 from oncehook.sources import Reply
 from tests.effort import effort, first_seed
 from tests.torture.fuzz_pair import (
+    HANDED,
     LAST,
     WAYS,
     Heard,
@@ -59,7 +60,8 @@ def on(loop: str, main: Coroutine[Any, Any, None]) -> None:
 
 
 every_loop = pytest.mark.parametrize("loop", LOOPS)
-both = pytest.mark.parametrize("way", WAYS)
+both = pytest.mark.parametrize("way", [*WAYS, HANDED])
+others = pytest.mark.parametrize("other", [way for way in (*WAYS, HANDED) if way != "direct"])
 
 
 Talk = tuple[str, Callable[[str], list[bytes]]]
@@ -80,7 +82,7 @@ async def compare(pair: Pair, talks: Sequence[Talk]) -> None:
         differ += [(one, two) for one, two in zip(group, answers, strict=True) if two[0] != two[1]]
     # Whether an answer is given before what stands behind it is read, is up to the disk. Both ways can do either.
     wrong = [
-        f"{name}\n  direct {two[0]!r}\n  asgi   {two[1]!r}"
+        f"{name}\n  direct {two[0]!r}\n  other  {two[1]!r}"
         for (name, make), two in differ
         if not await meet(pair, make, two)
     ]
@@ -157,10 +159,11 @@ TALKS: dict[str, list[Talk]] = {
 
 
 @every_loop
+@others
 @pytest.mark.parametrize("talks", TALKS)
-def test_both_ways_answer_and_keep_the_same(tmp_path: Path, loop: str, talks: str) -> None:
+def test_both_ways_answer_and_keep_the_same(tmp_path: Path, loop: str, talks: str, other: str) -> None:
     async def main() -> None:
-        async with both_ways(tmp_path) as pair:
+        async with both_ways(tmp_path, other) as pair:
             await compare(pair, TALKS[talks])
             assert Heard.taken > len(TALKS[talks]) // 20, "hardly anything was answered directly: this proves nothing"
 
@@ -213,21 +216,23 @@ POLITE = [
 
 
 @every_loop
-def test_long_conversations_are_the_same(tmp_path: Path, loop: str) -> None:
+@others
+def test_long_conversations_are_the_same(tmp_path: Path, loop: str, other: str) -> None:
     async def main() -> None:
-        async with both_ways(tmp_path) as pair:
+        async with both_ways(tmp_path, other) as pair:
             for seed in range(4):
-                direct, asgi = await asyncio.gather(*(converse(one, SEED * 100 + seed) for one in pair))
-                assert direct == asgi
+                direct, answers = await asyncio.gather(*(converse(one, SEED * 100 + seed) for one in pair))
+                assert direct == answers
             assert pair[0].kept() == pair[1].kept()
 
     on(loop, main())
 
 
 @every_loop
-def test_senders_that_leave_in_the_middle_leave_the_same(tmp_path: Path, loop: str) -> None:
+@others
+def test_senders_that_leave_in_the_middle_leave_the_same(tmp_path: Path, loop: str, other: str) -> None:
     async def main() -> None:
-        async with both_ways(tmp_path) as pair:
+        async with both_ways(tmp_path, other) as pair:
             data = post("leaving-000")
             for n in range(1, len(data), 3):
                 for one in pair:
@@ -278,6 +283,32 @@ async def test_a_sender_that_pipelines_and_never_reads_costs_little(tmp_path: Pa
             await asyncio.gather(sending, return_exceptions=True)
             line.close()
             await until(lambda: not one.connections)
+
+
+@every_loop
+@both
+def test_answers_stay_in_order_however_slowly_they_are_taken(tmp_path: Path, loop: str, way: str) -> None:
+    """What another process answers comes behind everything that was answered before, also what nobody has taken yet."""
+    forged = post("x", secret="another")
+
+    async def main() -> None:
+        async with served(tmp_path, way) as one:
+            line = await dial(one.port, receive_buffer=4096)
+            with closing(line):
+                await until(lambda: one.connections)
+                taken = one.connections[0].transport.get_extra_info("socket")
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                for _ in range(4):  # few at once, or too many would wait
+                    await say(line, [forged * 50])
+                    await until(lambda: not any(connection.pipeline for connection in one.connections))
+                assert any(connection.transport.get_write_buffer_size() for connection in one.connections)
+                await say(line, [LAST])
+                await asyncio.sleep(0.1)
+                heard = await hear(line)
+            statuses = [part[:3] for part in heard.split(b"HTTP/1.1 ")[1:]]
+            assert statuses == [b"401"] * 200 + [b"200"]
+
+    on(loop, main())
 
 
 @both

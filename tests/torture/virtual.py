@@ -20,6 +20,7 @@ import pytest
 from oncehook import clock, model
 from oncehook.store.base import Reserved
 from oncehook.store.sqlite import SqliteStore
+from oncehook.store.sqlite.owner import OwnerServer
 from oncehook.store.sqlite.writer import Writer
 from oncehook.worker import Heartbeat
 
@@ -127,12 +128,15 @@ class VirtualStore(SqliteStore):
         self._writer = _LoopWriter(
             self.path,
             self.cipher,
-            lambda: self.observer,
+            self._reports,
             lambda intakes: Reserved(self.observer.taker, self._source_names, intakes),
             self._begin_leased,
             max_waiting=5000,
             max_waiting_bytes=64 << 20,
         )
+
+    def _listen(self) -> OwnerServer:
+        raise OSError("this loop has no sockets")
 
 
 class VirtualHeartbeat(Heartbeat):

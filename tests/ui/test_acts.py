@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
+from msgspec.structs import replace
 from playwright.sync_api import Locator, Page, expect
 
 from oncehook import clock

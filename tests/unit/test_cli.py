@@ -45,7 +45,7 @@ secret = {{ env = "ORDERS_SECRET" }}
 key = ["$.id"]
 budget = "90s"
 """
-HEAVY = ("starlette", "uvicorn", "uvloop", "httptools", "psycopg", "structlog", "jinja2", "cryptography")
+HEAVY = ("starlette", "uvicorn", "uvloop", "httptools", "psycopg", "jinja2", "cryptography")
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -140,6 +140,74 @@ def test_nothing_heavy_is_imported_for_little(program: str) -> None:
 def test_help_does_not_wait_for_the_inbox(command: str) -> None:
     program = CALL.format(argument='", "'.join((command, "--help")))
     assert not loaded_by(program, (*HEAVY, "oncehook.inbox", "oncehook.settings.build", "oncehook.presets"))
+
+
+LATE = (
+    "anyio", "aiohttp", "cryptography", "email", "http.client", "importlib.metadata", "jinja2", "joserfc",
+    "jsonpath_rfc9535", "oncehook.claims", "oncehook.cli.browse", "oncehook.contrib", "oncehook.demo",
+    "oncehook.presets.stripe", "oncehook.store.postgres", "oncehook.testing", "oncehook.web.api",
+    "oncehook.web.dashboard", "oncehook.whatsapp", "opentelemetry", "prometheus_client", "psycopg", "starlette",
+    "webbrowser", "zoneinfo",
+)  # fmt: skip
+"""Needed by a page, a scraper, another engine or another source: together they would take as long as all the rest."""
+WITH_A_DESTINATION = (
+    CONFIG
+    + """
+[destination.shop]
+url = "https://shop.example/hooks"
+
+[[route]]
+from = "orders"
+to = "shop"
+"""
+)
+
+
+def test_serve_is_ready_before_it_imports_what_only_pages_need(tmp_path: Path) -> None:
+    (tmp_path / "oncehook.toml").write_text(WITH_A_DESTINATION.format(port=free_port()))
+    with serving(tmp_path, PYTHONPROFILEIMPORTTIME="1") as address:
+        assert not imported_late(read_log(tmp_path).partition("ready on")[0])
+        for path in ("/", "/metrics"):
+            assert urllib.request.urlopen(address + path).status == 200
+    assert {"starlette", "jinja2", "prometheus_client", "oncehook.web.api"} <= imported_late(read_log(tmp_path))
+
+
+def test_a_worker_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    (tmp_path / "oncehook.toml").write_text(WITH_A_DESTINATION.format(port=free_port()))
+    done = run(tmp_path, "worker", "--drain", PYTHONPROFILEIMPORTTIME="1")
+    assert "oncehook worker ready" in done.stderr
+    assert not imported_late(done.stderr, *LATE, "oncehook.web")
+
+
+def test_garbage_is_collected_again_once_a_server_is_ready(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import gc\n"
+        "from pathlib import Path\n"
+        "from oncehook import Event, Inbox\n"
+        "inbox = Inbox('sqlite:./app.db')\n"
+        "inbox.source('orders', verify='none', key='$.id', budget='90s')\n"
+        "at_import = gc.isenabled()\n"
+        "@inbox.on('orders')\n"
+        "async def note(event: Event) -> None:\n"
+        "    Path('new').write_text(f'{at_import} {gc.isenabled()} {gc.get_freeze_count() > 1000}')\n"
+        "    Path('new').rename('noted')\n"
+    )
+    with serving(tmp_path, "app:inbox", "--port", "0") as address:
+        urllib.request.urlopen(Request(f"{address}/in/orders", b'{"id": "1"}', {"Content-Type": "application/json"}))
+        while not (tmp_path / "noted").exists():
+            time.sleep(0.02)
+    assert (tmp_path / "noted").read_text() == "False True True"
+
+
+def imported_late(log: str, *names: str) -> set[str]:
+    """Those of LATE, or of other names, that a process with PYTHONPROFILEIMPORTTIME has imported."""
+    imported = {line.rpartition("|")[2].strip() for line in log.splitlines() if line.startswith("import time:")}
+    assert "oncehook.inbox" in imported
+    return {name for name in names or LATE if any(f"{one}.".startswith(f"{name}.") for one in imported)}
+
+
+def read_log(folder: Path) -> str:
+    return (folder / "log").read_text()
 
 
 def loaded_by(program: str, names: tuple[str, ...]) -> list[str]:
@@ -334,7 +402,7 @@ def test_doctor(folder: Path) -> None:
         assert well.returncode == 0, well.stdout
         told = json.loads(run(folder, "doctor", "--json").stdout)
         assert all(check["ok"] for check in told)
-        assert {"settings", "schema", "writable", "file", "arrivals", "events", "keys", "writer"} <= {
+        assert {"settings", "schema", "writable", "file", "arrivals", "events", "keys", "owner"} <= {
             c["name"] for c in told
         }
     with contextlib.closing(sqlite3.connect(folder / "inbox.db", isolation_level=None)) as store:

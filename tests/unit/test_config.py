@@ -54,7 +54,8 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         "permanent rate concurrency breaker lease allow_private ca kind celery",
         "RouteTable": "from to when coalesce latest_wins on_dead",
         "EncryptConfig": "key decrypt_only",
-        "ServerConfig": "host port admin_token tokens oidc trusted_proxies admin_bind public_without_tls log_level",
+        "ServerConfig": "host port admin_token tokens oidc trusted_proxies admin_bind public_without_tls log_level "
+        "receivers",
     }
     assert {name: set(tables[name]["properties"]) for name in said} == {k: set(v.split()) for k, v in said.items()}
     top = {"store", "migrate", "encrypt", "retention", "watermark", "server", "source", "destination", "route"}

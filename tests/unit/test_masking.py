@@ -76,7 +76,7 @@ async def kept(inbox: Inbox, event_id: str) -> EventDetails:
 
 
 def on_disk(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in folder.iterdir())
+    return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)

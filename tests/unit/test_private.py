@@ -96,7 +96,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, way: Callable[[Path], None])
 
 # -- who uses it -----------------------------------------------------------------------------------
 
-BESIDE = ("", "-lock", "-wal", "-shm")
+BESIDE = ("", "-lock", "-users", "-wal", "-shm")
 
 
 async def open_store(path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_every_file_of_a_store_is_closed_to_others(tmp_path: Path) -> None
     await store.open()
     found = {file.name: mode(file) for file in tmp_path.iterdir()}
     await store.close()
-    assert {f"inbox.db{ending}" for ending in (*BESIDE, "-reserve")} == found.keys()
+    assert {f"inbox.db{ending}" for ending in (*BESIDE, "-reserve", "-users", ".sock")} == found.keys()
     assert set(found.values()) == {0o600}
 
 

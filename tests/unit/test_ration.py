@@ -128,6 +128,8 @@ WATCHED += [PACKAGE / f"{name}.py" for name in ("ingest", "observe", "sources", 
 UNBOUND = {
     "web/connection.py: connections.refused": "one line a second by itself",
     "web/connection.py: server.drain_timeout": "once in a server's life",
+    "web/receivers.py: receiver.ended": "a process of ours, started again after a pause that grows",
+    "web/receivers.py: receiver.hung": "the same",
     "observe.py: arrival.summary": "one line a second by itself",
     "observe.py: attempt.summary": "one line a second by itself",
     "observe.py: f'arrival.{outcome}'": "verified, and at info only on a terminal",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -17,12 +20,13 @@ from oncehook import ingest
 from oncehook.errors import SignatureInvalid, StoreUnavailable
 from oncehook.inbox import Inbox
 from oncehook.ingest import is_direct
-from oncehook.model import Arrival, EventDetails, Mark, Outcome, unpack_head
+from oncehook.model import Arrival, EventDetails, Intake, Mark, Outcome, new_id, unpack_head
 from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Reply, Source, build
+from oncehook.store.base import Pending
 from oncehook.verify import Hmac, Nothing, Token
 from oncehook.web import server
-from oncehook.web.asgi import HookApp
+from oncehook.web.asgi import App, HookApp, OnDemand
 from oncehook.web.hooks import Hooks
 from oncehook.web.peers import direct_peer, peer_finder, plain
 
@@ -315,7 +319,7 @@ async def test_redaction_covers_raw_bytes_and_parts(inbox: Inbox, tmp_path: Path
     await send(inbox, "batch", {"token": "canary-5d1c", "events": [{"id": 1}, {"id": 2}]})
     await send(inbox, "batch", {"token": "canary-5d1c", "events": [{"id": 3}]})
     assert len(await stored(inbox)) == 3
-    assert not any(b"canary-5d1c" in file.read_bytes() for file in tmp_path.glob("inbox.db*"))
+    assert not any(b"canary-5d1c" in file.read_bytes() for file in tmp_path.glob("inbox.db*") if file.is_file())
 
 
 # -- handshakes --------------------------------------------------------------------------------
@@ -506,5 +510,56 @@ async def test_strangers_are_not_told_why_we_are_not_ready(
     assert json.loads(talk.sent[1]["body"]) == {"status": "not ready", "checks": {"store": told}}
 
 
+async def test_an_application_is_built_by_its_first_requests_once_and_beside_the_loop() -> None:
+    async def no_probe() -> dict[str, str]:
+        return {}
+
+    built: list[threading.Thread] = []
+
+    def build() -> App:
+        built.append(threading.current_thread())
+        time.sleep(0.05)  # so that the others come meanwhile
+        if len(built) == 1:
+            raise ImportError("half an installation")
+        return Starlette(routes=server.probe_routes(no_probe))
+
+    app = OnDemand(build)
+    assert built == []
+    with pytest.raises(ImportError):
+        await Talk(method="GET", path="/livez").through(app)
+    talks = [Talk(method="GET", path="/livez") for _ in range(3)]
+    assert await asyncio.gather(*(talk.through(app) for talk in talks)) == [200, 200, 200]
+    assert len(built) == 2
+    assert threading.main_thread() not in built
+
+
 def test_a_refusal_tells_nothing_but_its_code() -> None:
     assert str(SignatureInvalid("the secret reason")) == REFUSAL["error"]
+
+
+# -- deadlines -----------------------------------------------------------------------------------
+
+
+async def test_what_is_not_decided_within_its_budget_is_given_up_and_never_late() -> None:
+    """R9: nor is what comes between two looks. (How late a busy machine looks is not measured here.)"""
+    loop = asyncio.get_running_loop()
+    deadlines = ingest.AckDeadlines()
+    took: dict[float, list[float]] = {0.1: [], 0.2: []}
+    for _ in range(5):
+        for budget, times in took.items():
+            pending, began = Pending(Intake(new_id(), 1, b"", ()), loop), loop.time()
+            pending.call_back(lambda times=times, began=began: times.append(loop.time() - began))
+            deadlines.watch(pending, budget)
+        await asyncio.sleep(0.007)
+    decided = Pending(Intake(new_id(), 1, b"", ()), loop)
+    deadlines.watch(decided, 0.1)
+    decided.answer([])
+    async with asyncio.timeout(60):
+        while len(took[0.2]) < 5:
+            await asyncio.sleep(0.01)
+    assert all(budget - 3 * ingest.STEP <= one for budget, times in took.items() for one in times)
+    assert (decided.abandoned, decided.result()) == (False, [])
+    assert len(took[0.1]) == 5
+    assert pending.abandoned
+    with pytest.raises(StoreUnavailable):
+        pending.result()

@@ -22,8 +22,6 @@ NOW = datetime(2026, 11, 17, tzinfo=UTC)
 class Asked:
     """A store that notes when it was asked for what."""
 
-    shared = True
-
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
         self.calls: list[tuple[float, str]] = []
@@ -232,14 +230,12 @@ def test_only_a_volume_belongs_to_a_source(name: str, source: str | None) -> Non
 # -- deliveries for nobody ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shared", "expected"), [(True, {"gone": 2}), (False, {"gone": 2, "elsewhere": 3})])
-def test_deliveries_for_a_destination_that_nobody_knows(shared: bool, expected: dict[str, int]) -> None:
+def test_deliveries_for_a_destination_that_nobody_knows() -> None:
     async def look(loop: VirtualLoop) -> dict[str, int]:
         store = Asked(loop)
-        store.shared = shared
         waiting = {"crm": 1, "gone": 2, "elsewhere": 3, "idle": 0}
         store.waiting = {name: Level(pending=count) for name, count in waiting.items()}
         store.present = [SimpleNamespace(destinations=["elsewhere"])]
         return await strays(cast("Store", store), ["crm"])
 
-    assert on_virtual_time(1, look) == expected
+    assert on_virtual_time(1, look) == {"gone": 2}

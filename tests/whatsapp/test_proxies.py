@@ -143,12 +143,12 @@ async def behind(
 async def call(
     relay: Relay, url: str = "http://api.example/send", *, proxy: str | None = None, within: float = 60, **rules: Any
 ) -> HttpAnswer:
-    outbound = HttpClient(proxy=proxy or relay.url(), **rules)
-    await outbound.open()
+    client = HttpClient(proxy=proxy or relay.url(), **rules)
+    await client.open()
     try:
-        return await outbound.request("POST", url, {"apikey": "k"}, b"{}", within=within)
+        return await client.request("POST", url, {"apikey": "k"}, b"{}", within=within)
     finally:
-        await outbound.close()
+        await client.close()
 
 
 BOTH = pytest.mark.parametrize("kind", ["http", "socks5"])

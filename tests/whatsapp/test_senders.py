@@ -723,7 +723,7 @@ async def test_a_connection_that_never_comes_about_leaves_nothing_unsure() -> No
         return []
 
     sender = MetaCloud(TOKEN, "1", base_url="https://graph.example", timeout=0.2)
-    sender._outbound = HttpClient(look_up=never)
+    sender._client = HttpClient(look_up=never)
     async with sender:
         with pytest.raises(SendFailed) as raised:
             await sender.send_text(TO, "Hello")
@@ -767,12 +767,12 @@ async def test_an_answer_longer_than_what_is_kept_is_read_for_its_id() -> None:
 
 async def test_an_answer_is_read_up_to_its_cap() -> None:
     async with Api([answer(200, b"x" * 100_000)]).open() as api:
-        outbound = HttpClient(allow_private=True)
-        await outbound.open()
+        client = HttpClient(allow_private=True)
+        await client.open()
         for most in (10, 4096, 50_000, 100_000):
-            got = await outbound.request("PUT", f"{api.url}/", {}, within=60, most=most)
+            got = await client.request("PUT", f"{api.url}/", {}, within=60, most=most)
             assert len(got.body) == most
-        await outbound.close()
+        await client.close()
         assert {(one.method, one.body) for one in api.asked} == {("PUT", b"")}
 
 

@@ -30,7 +30,7 @@ from oncehook.web import api
 from oncehook.web.auth import Access, Authorize
 from oncehook.web.live import Broadcast
 from tests.schemas import built_schema
-from tests.servers import shared_postgres
+from tests.servers import store_url
 from tests.store.making import AdminOnly, enrolled
 from tests.wire import Answer
 
@@ -158,7 +158,7 @@ async def call(app: Starlette, method: str, target: str, body: bytes, headers: M
 
 
 @asynccontextmanager
-async def desk_house(
+async def admin_house(
     folder: Path,
     *,
     engine: str = "sqlite",
@@ -170,7 +170,7 @@ async def desk_house(
     lent = ExitStack()
     store: Store = SqliteStore(folder / "inbox.db", cipher=cipher)
     if engine == "postgres":
-        store = PostgresStore(shared_postgres().url, schema=lent.enter_context(built_schema()))
+        store = PostgresStore(store_url(), schema=lent.enter_context(built_schema()))
     await store.open()
     try:
         await enrolled(store)

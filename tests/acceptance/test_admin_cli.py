@@ -644,7 +644,7 @@ def test_a_restored_backup_has_no_leases(admin: Admin) -> None:
     while not admin.sink.bodies:
         time.sleep(0.02)
     refused = admin.run("db", "restored")
-    assert (refused.code, refused.out) == (1 if admin.engine.name == "sqlite" else 2, "")
+    assert (refused.code, refused.out) == (2, "")
     assert admin.stand() == {"o1": "leased"}
     admin.receiver.kill()
     done = admin.good("db", "restored", *(["--yes"] if admin.engine.name == "postgres" else []))
@@ -660,9 +660,7 @@ def test_prune_removes_what_is_finished_and_nothing_else(admin: Admin) -> None:
     admin.send("well")
     admin.wait_for("done", "well")
     admin.die("dead")
-    if admin.engine.name == "sqlite":
-        held = admin.run("db", "prune")
-        assert (held.code, held.out) == (1, ""), "the server has the file, and prunes by itself"
+    assert admin.good("db", "prune").out.startswith("removed 0 events"), "beside a server, too"
     admin.receiver.stop()
     settings = admin.receiver.folder / "oncehook.toml"
     settings.write_text(settings.read_text().replace("[source.orders]", '[source.orders]\nkeep_events = "1s"'))

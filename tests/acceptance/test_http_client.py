@@ -57,12 +57,12 @@ async def opened(**rules: Any) -> AsyncIterator[HttpClient]:
 
 @asynccontextmanager
 async def facing(*says: Any, **rules: Any) -> AsyncIterator[tuple[HttpClient, Api]]:
-    async with Api(list(says)).open() as api, opened(**rules) as outbound:
-        yield outbound, api
+    async with Api(list(says)).open() as api, opened(**rules) as client:
+        yield client, api
 
 
 async def call(
-    outbound: HttpClient,
+    client: HttpClient,
     api: Api,
     method: str = "POST",
     *,
@@ -71,7 +71,7 @@ async def call(
     **how: Any,
 ) -> HttpAnswer:
     body = how.pop("body", None if method in ("GET", "HEAD") else b"{}")
-    return await outbound.request(method, f"{api.url}/", headers, body, within=within, **how)
+    return await client.request(method, f"{api.url}/", headers, body, within=within, **how)
 
 
 def and_close(said: bytes) -> Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]:
@@ -146,9 +146,9 @@ async def test_an_answer_that_says_where_it_ends_leaves_the_connection_for_the_n
             writer.write(said[start : start + by])
             await asyncio.sleep(0)
 
-    async with facing(in_pieces) as (outbound, api):
+    async with facing(in_pieces) as (client, api):
         for _ in range(3):
-            assert await call(outbound, api) == HttpAnswer(status, body)
+            assert await call(client, api) == HttpAnswer(status, body)
         assert api.connections == 1
 
 
@@ -177,10 +177,10 @@ ONCE = {
 @pytest.mark.parametrize("case", ONCE)
 async def test_after_any_other_answer_the_next_call_has_a_connection_of_its_own(case: str) -> None:
     said, body = ONCE[case]
-    async with facing(said, OK) as (outbound, api):
-        first = await call(outbound, api)
+    async with facing(said, OK) as (client, api):
+        first = await call(client, api)
         assert (first.status // 100, first.body) == (2, body)
-        assert await call(outbound, api) == HttpAnswer(200, b"ok")
+        assert await call(client, api) == HttpAnswer(200, b"ok")
         assert api.connections == 2
 
 
@@ -212,12 +212,12 @@ NONSENSE = {
 @on_both_loops
 @pytest.mark.parametrize("case", NONSENSE)
 async def test_what_is_not_http_is_no_answer(case: str) -> None:
-    async with facing(NONSENSE[case], OK) as (outbound, api):
+    async with facing(NONSENSE[case], OK) as (client, api):
         with pytest.raises(Unanswered, match="did not answer in HTTP") as raised:
-            await call(outbound, api, again=True)
+            await call(client, api, again=True)
         assert raised.value.reached
         assert (len(api.asked), api.connections) == (1, 1)
-        assert (await call(outbound, api)).body == b"ok"
+        assert (await call(client, api)).body == b"ok"
         assert api.connections == 2
 
 
@@ -227,16 +227,16 @@ async def test_a_server_that_speaks_first_is_not_listened_to() -> None:
         writer.write(OK)
         await reader.read()
 
-    async with listening(greet) as server, opened() as outbound:
+    async with listening(greet) as server, opened() as client:
         for _ in range(3):
             with suppress(Unanswered):  # it may also come after the request, and then it is as good as an answer
-                assert await outbound.request("POST", url_of(server), {}, b"{}", within=0.3) == HttpAnswer(200, b"ok")
+                assert await client.request("POST", url_of(server), {}, b"{}", within=0.3) == HttpAnswer(200, b"ok")
 
 
 @on_both_loops
 async def test_nobody_waits_for_what_is_not_kept() -> None:
-    async with facing(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n0123456789") as (outbound, api):
-        got = await asyncio.wait_for(call(outbound, api, within=600, most=10), 60)
+    async with facing(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n0123456789") as (client, api):
+        got = await asyncio.wait_for(call(client, api, within=600, most=10), 60)
         assert got == HttpAnswer(200, b"0123456789")
 
 
@@ -244,15 +244,15 @@ async def test_nobody_waits_for_what_is_not_kept() -> None:
 async def test_the_first_retry_after_of_the_answer_itself_is_kept() -> None:
     said = b"HTTP/1.1 503 X\r\nretry-after:  7 \r\nRetry-After: 8\r\nContent-Length: 0\r\n\r\n"
     early = b"HTTP/1.1 103 X\r\nRetry-After: 1\r\n\r\n"
-    async with facing(said, early + said, early + OK) as (outbound, api):
-        assert [(await call(outbound, api)).retry_after for _ in range(3)] == ["7", "7", None]
+    async with facing(said, early + said, early + OK) as (client, api):
+        assert [(await call(client, api)).retry_after for _ in range(3)] == ["7", "7", None]
 
 
 @on_both_loops
 async def test_the_head_of_an_answer_is_enough_for_head() -> None:
-    async with facing(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", OK) as (outbound, api):
-        assert await call(outbound, api, "HEAD") == HttpAnswer(200, b"")
-        assert (await call(outbound, api)).body == b"ok"
+    async with facing(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", OK) as (client, api):
+        assert await call(client, api, "HEAD") == HttpAnswer(200, b"")
+        assert (await call(client, api)).body == b"ok"
         assert api.connections == 2
 
 
@@ -270,16 +270,16 @@ async def test_the_newest_idle_connection_is_used_first_and_old_ones_are_closed(
             await go_on.wait()
         writer.write(OK)
 
-    async with facing(note, idle=600) as (outbound, api):
-        way = outbound
-        slow = asyncio.create_task(call(outbound, api, headers={"name": "slow"}))
+    async with facing(note, idle=600) as (client, api):
+        way = client
+        slow = asyncio.create_task(call(client, api, headers={"name": "slow"}))
         await until(lambda: "slow" in ports)
-        await call(outbound, api, headers={"name": "quick"})
+        await call(client, api, headers={"name": "quick"})
         go_on.set()
         await slow
         assert api.connections == 2
         for n in range(4):
-            await call(outbound, api, headers={"name": str(n)})
+            await call(client, api, headers={"name": str(n)})
             assert ports[str(n)] == ports["slow"], "the one that was used last"
         min(way._open, key=lambda one: one.idle_since).idle_since -= 600
         way._close_idle()
@@ -289,17 +289,17 @@ async def test_the_newest_idle_connection_is_used_first_and_old_ones_are_closed(
         way._idle = 0.1
         way._close_idle()  # either closes the last one now, or looks again when it is due
         await until(lambda: all(task.done() for task in api.tasks))
-        assert (await call(outbound, api, headers={"name": "last"})).status == 200
+        assert (await call(client, api, headers={"name": "last"})).status == 200
         assert api.connections == 3
         await until(lambda: all(task.done() for task in api.tasks))
 
 
 @on_both_loops
 async def test_each_place_has_connections_of_its_own() -> None:
-    async with facing(OK) as (outbound, api), Api([OK]).open() as other:
+    async with facing(OK) as (client, api), Api([OK]).open() as other:
         for where in (api, other, api, other):
-            await call(outbound, where)
-        await outbound.request("POST", f"http://localhost:{api.port}/", {}, b"", within=60)
+            await call(client, where)
+        await client.request("POST", f"http://localhost:{api.port}/", {}, b"", within=60)
         assert (api.connections, other.connections) == (2, 1)
 
 
@@ -311,20 +311,20 @@ async def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
         writer.write(OK)
         asyncio.get_running_loop().call_later(0.01, writer.close)
 
-    async with facing(and_leave) as (outbound, api):
+    async with facing(and_leave) as (client, api):
         for n in range(1, 4):
-            assert (await call(outbound, api)).status == 200
-            await until(lambda: not outbound._open)
+            assert (await call(client, api)).status == 200
+            await until(lambda: not client._open)
             assert (api.connections, len(api.asked)) == (n, n)
 
 
 @on_both_loops
 async def test_a_connection_that_is_about_to_end_is_not_used() -> None:
-    async with facing(OK) as (outbound, api):
-        await call(outbound, api)
-        (connection,) = outbound._open
+    async with facing(OK) as (client, api):
+        await call(client, api)
+        (connection,) = client._open
         connection.abort()
-        assert (await call(outbound, api)).status == 200
+        assert (await call(client, api)).status == 200
         assert (api.connections, len(api.asked)) == (2, 2)
 
 
@@ -335,10 +335,10 @@ async def test_what_is_said_unasked_is_not_the_answer_to_the_next_call() -> None
         await asyncio.sleep(0.01)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
 
-    async with facing(and_more) as (outbound, api):
+    async with facing(and_more) as (client, api):
         for n in range(1, 4):
-            assert (await call(outbound, api)).body == b"ok"
-            await until(lambda: not outbound._open)
+            assert (await call(client, api)).body == b"ok"
+            await until(lambda: not client._open)
             assert api.connections == n
 
 
@@ -350,26 +350,26 @@ async def test_what_is_said_unasked_is_not_the_answer_to_the_next_call() -> None
 async def test_what_met_a_closing_connection_is_sent_again_where_that_does_no_harm(
     method: str, again: bool, times: int
 ) -> None:
-    async with facing(OK, cut, OK) as (outbound, api):
-        await call(outbound, api)
+    async with facing(OK, cut, OK) as (client, api):
+        await call(client, api)
         if times == 2:
-            assert (await call(outbound, api, method, again=again)).status == 200
+            assert (await call(client, api, method, again=again)).status == 200
         else:
             with pytest.raises(Unanswered, match="closed the connection before it answered") as raised:
-                await call(outbound, api, method, again=again)
+                await call(client, api, method, again=again)
             assert raised.value.reached
         assert (len(api.asked), api.connections) == (1 + times, times)
 
 
 @on_both_loops
 async def test_it_is_sent_twice_at_most_and_once_over_a_fresh_connection() -> None:
-    async with facing(OK, cut) as (outbound, api):
-        await call(outbound, api)
+    async with facing(OK, cut) as (client, api):
+        await call(client, api)
         with pytest.raises(Unanswered):
-            await call(outbound, api, again=True)
+            await call(client, api, again=True)
         assert len(api.asked) == 3
         with pytest.raises(Unanswered):
-            await call(outbound, api, again=True)
+            await call(client, api, again=True)
         assert len(api.asked) == 4
 
 
@@ -379,18 +379,18 @@ async def test_two_idle_connections_that_are_closing_cost_one_more_call_and_not_
         await asyncio.sleep(0.05)
         writer.write(OK)
 
-    async with facing(slow, slow, cut, OK) as (outbound, api):
-        await asyncio.gather(call(outbound, api), call(outbound, api))
-        assert (await call(outbound, api, again=True)).status == 200
+    async with facing(slow, slow, cut, OK) as (client, api):
+        await asyncio.gather(call(client, api), call(client, api))
+        assert (await call(client, api, again=True)).status == 200
         assert (len(api.asked), api.connections) == (4, 3), "the second time over a fresh one"
 
 
 @on_both_loops
 async def test_half_an_answer_is_no_reason_to_send_it_again() -> None:
-    async with facing(OK, and_close(b"HTTP/1.1 200 OK\r\nX"), OK) as (outbound, api):
-        await call(outbound, api)
+    async with facing(OK, and_close(b"HTTP/1.1 200 OK\r\nX"), OK) as (client, api):
+        await call(client, api)
         with pytest.raises(Unanswered, match="closed the connection"):
-            await call(outbound, api, again=True)
+            await call(client, api, again=True)
         assert len(api.asked) == 2
 
 
@@ -402,11 +402,11 @@ async def test_a_call_that_may_have_been_received_stays_so_when_the_second_conne
         await reader.readuntil(b"{}")
         server.close()
 
-    async with listening(serve) as server, opened() as outbound:
+    async with listening(serve) as server, opened() as client:
         url = url_of(server)
-        await outbound.request("POST", url, {}, b"{}", within=60)
+        await client.request("POST", url, {}, b"{}", within=60)
         with pytest.raises(Unanswered, match="cannot connect") as raised:
-            await outbound.request("POST", url, {}, b"{}", within=60, again=True)
+            await client.request("POST", url, {}, b"{}", within=60, again=True)
         assert raised.value.reached
 
 
@@ -427,15 +427,15 @@ async def test_whoever_stops_waiting_ends_the_connection(stops: str) -> None:
         gone.set()
         writer.close()
 
-    async with listening(watch) as server, opened() as outbound:
+    async with listening(watch) as server, opened() as client:
         url = url_of(server)
         within = 0.3 if stops == "late" else 60
-        task = asyncio.create_task(outbound.request("POST", url, {}, b"{}", within=within))
+        task = asyncio.create_task(client.request("POST", url, {}, b"{}", within=within))
         while not asked.is_set():
             if task.done():  # on a busy machine its time may be over before it was sent
                 assert isinstance(task.exception(), Unanswered)
                 within *= 10
-                task = asyncio.create_task(outbound.request("POST", url, {}, b"{}", within=within))
+                task = asyncio.create_task(client.request("POST", url, {}, b"{}", within=within))
             await asyncio.sleep(0.01)
         if stops == "cancelled":
             task.cancel()
@@ -443,7 +443,7 @@ async def test_whoever_stops_waiting_ends_the_connection(stops: str) -> None:
                 await task
         else:
             if stops == "closed":
-                await outbound.close()
+                await client.close()
             with pytest.raises(Unanswered) as raised:
                 await task
             assert raised.value.reached
@@ -453,13 +453,13 @@ async def test_whoever_stops_waiting_ends_the_connection(stops: str) -> None:
 @on_both_loops
 async def test_a_call_that_is_cancelled_while_its_answer_arrives_leaves_the_next_one_alone() -> None:
     """The connection may be another call's by the time the cancelled one notices."""
-    async with facing(OK) as (outbound, api):
-        await call(outbound, api)
+    async with facing(OK) as (client, api):
+        await call(client, api)
         for turns in range(40):
-            task = asyncio.create_task(call(outbound, api))
+            task = asyncio.create_task(call(client, api))
             for _ in range(turns % 8):
                 await asyncio.sleep(0)
-            other = asyncio.create_task(call(outbound, api))
+            other = asyncio.create_task(call(client, api))
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -471,9 +471,9 @@ async def test_a_deadline_before_there_is_a_connection_leaves_nothing_sent() -> 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async with listening(mute) as server, opened() as outbound:
+    async with listening(mute) as server, opened() as client:
         with pytest.raises(Unanswered, match=r"no answer within 0\.2 s") as raised:
-            await outbound.request("POST", url_of(server, "https"), {}, b"{}", within=0.2)
+            await client.request("POST", url_of(server, "https"), {}, b"{}", within=0.2)
         assert not raised.value.reached
 
 
@@ -487,13 +487,13 @@ async def test_a_client_that_is_closed_while_it_connects_sends_nothing(is_found:
         await go_on.wait()
         return ["127.0.0.1"]
 
-    async with facing(OK, look_up=slowly) as (outbound, api):
-        task = asyncio.create_task(outbound.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60))
+    async with facing(OK, look_up=slowly) as (client, api):
+        task = asyncio.create_task(client.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60))
         await asked.wait()
         if is_found:
             go_on.set()
             await asyncio.sleep(0)
-        await outbound.close()
+        await client.close()
         with pytest.raises(Unanswered, match="this client was closed") as raised:
             await task
         assert not raised.value.reached
@@ -527,20 +527,20 @@ async def test_a_client_that_is_closed_while_it_connects_sends_nothing(is_found:
     ],
 )
 async def test_a_header_that_would_break_the_request_is_an_error_and_nothing_is_sent(headers: dict[str, str]) -> None:
-    async with facing(OK) as (outbound, api):
-        await call(outbound, api)
+    async with facing(OK) as (client, api):
+        await call(client, api)
         for _ in range(2):
             with pytest.raises(ValueError) as raised:  # noqa: PT011 - its words are checked below
-                await call(outbound, api, headers={"A": "b", **headers})
+                await call(client, api, headers={"A": "b", **headers})
             assert "evil" not in str(raised.value).lower()
         for method, url in (("PO ST", api.url + "/"), ("POST", api.url + "/a b"), ("POST", api.url + "/a\r\nb")):
             with pytest.raises(ValueError):  # noqa: PT011
-                await outbound.request(method, url, {}, b"", within=60)
+                await client.request(method, url, {}, b"", within=60)
         assert len(api.asked) == 1
 
 
 async def wire(
-    outbound: HttpClient, url: str, method: str = "POST", headers: Mapping[str, str] = {}, **how: Any
+    client: HttpClient, url: str, method: str = "POST", headers: Mapping[str, str] = {}, **how: Any
 ) -> bytes:
     """The bytes of a request, whoever it is for: every name leads to a server here."""
     seen = bytearray()
@@ -553,7 +553,7 @@ async def wire(
     async with listening(serve) as server:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("aiohappyeyeballs.impl._connect_sock", _leading_to(server))
-            await outbound.request(method, url, headers, how.get("body", b"x"), within=60)
+            await client.request(method, url, headers, how.get("body", b"x"), within=60)
     return bytes(seen)
 
 
@@ -586,20 +586,20 @@ async def test_host_and_path_are_sent_as_they_were_read(url: str, host: str, pat
     async def anywhere(host: str, port: int) -> Sequence[str]:
         return ["93.184.216.34"]
 
-    async with opened(look_up=anywhere, allow_private=False) as outbound:
-        sent = await wire(outbound, url)
+    async with opened(look_up=anywhere, allow_private=False) as client:
+        sent = await wire(client, url)
     assert sent.startswith(f"POST {path} HTTP/1.1\r\nHost: {host}\r\n".encode())
 
 
 @on_both_loops
 async def test_the_request_brings_what_it_needs_and_nothing_twice() -> None:
-    async with facing(OK) as (outbound, api):
-        await call(outbound, api)
+    async with facing(OK) as (client, api):
+        await call(client, api)
         await call(
-            outbound, api, headers={"accept": "text/plain", "CONTENT-TYPE": "a/b", "x-ü".replace("ü", "u"): "wörld"}
+            client, api, headers={"accept": "text/plain", "CONTENT-TYPE": "a/b", "x-ü".replace("ü", "u"): "wörld"}
         )
-        await call(outbound, api, "GET")
-        await call(outbound, api, "DELETE", body=None)
+        await call(client, api, "GET")
+        await call(client, api, "DELETE", body=None)
         host = f"127.0.0.1:{api.port}"
         usual = {"host": host, "accept": "*/*", "accept-encoding": "identity"}
         assert [asked.headers for asked in api.asked] == [
@@ -633,11 +633,11 @@ async def test_a_large_body_goes_out_as_the_other_end_takes_it(size: int) -> Non
         writer.write(OK)
         writer.close()
 
-    async with listening(serve, limit=1 << 12) as server, opened() as outbound:
-        task = asyncio.create_task(outbound.request("POST", url_of(server), {}, body, within=60))
+    async with listening(serve, limit=1 << 12) as server, opened() as client:
+        task = asyncio.create_task(client.request("POST", url_of(server), {}, body, within=60))
         await asked.wait()
         for _ in range(2 * size // _PIECE + 20):  # turns of the loop: more than it would take to send it all
-            held += [one._transport.get_write_buffer_size() for one in outbound._open]
+            held += [one._transport.get_write_buffer_size() for one in client._open]
             await asyncio.sleep(0)
         go_on.set()
         assert (await task).status == 200
@@ -659,9 +659,9 @@ async def test_an_answer_before_all_was_sent_counts_and_ends_the_connection() ->
         while await reader.read(1 << 16):
             pass
 
-    async with listening(refuse, limit=1 << 12) as server, opened() as outbound:
+    async with listening(refuse, limit=1 << 12) as server, opened() as client:
         for n in (1, 2):
-            assert await outbound.request("POST", url_of(server), {}, b"x" * (32 << 20), within=60) == HttpAnswer(
+            assert await client.request("POST", url_of(server), {}, b"x" * (32 << 20), within=60) == HttpAnswer(
                 413, b"big"
             )
             assert connections == n
@@ -682,13 +682,13 @@ async def test_a_name_is_looked_up_once_for_all_who_wait_and_kept_for_a_while() 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(addresses, "KEPT", 600)
-        async with facing(answer(200, connection="close"), look_up=look_up) as (outbound, api):
+        async with facing(answer(200, connection="close"), look_up=look_up) as (client, api):
             url = f"http://a.example:{api.port}/"
 
             async def one() -> int:
-                return (await outbound.request("POST", url, {}, b"", within=60)).status
+                return (await client.request("POST", url, {}, b"", within=60)).status
 
-            impatient = asyncio.create_task(outbound.request("POST", url, {}, b"", within=0.01))
+            impatient = asyncio.create_task(client.request("POST", url, {}, b"", within=0.01))
             patient = [asyncio.create_task(one()) for _ in range(20)]
             with pytest.raises(Unanswered):
                 await impatient
@@ -707,11 +707,11 @@ async def test_a_name_that_was_not_found_is_looked_up_again() -> None:
         asked.append(host)
         return ["127.0.0.1"] if len(asked) > 1 else []
 
-    async with facing(OK, look_up=look_up) as (outbound, api):
+    async with facing(OK, look_up=look_up) as (client, api):
         url = f"http://a.example:{api.port}/"
         with pytest.raises(Unanswered, match="cannot be found"):
-            await outbound.request("POST", url, {}, b"", within=60)
-        assert (await outbound.request("POST", url, {}, b"", within=60)).status == 200
+            await client.request("POST", url, {}, b"", within=60)
+        assert (await client.request("POST", url, {}, b"", within=60)).status == 200
 
 
 @on_both_loops
@@ -721,9 +721,9 @@ async def test_the_next_address_is_tried_when_one_refuses_or_is_silent() -> None
     async def look_up(host: str, port: int) -> Sequence[str]:
         return addresses
 
-    async with facing(answer(200, connection="close"), look_up=look_up) as (outbound, api):
+    async with facing(answer(200, connection="close"), look_up=look_up) as (client, api):
         url = f"http://a.example:{api.port}/"
-        assert (await outbound.request("POST", url, {}, b"", within=60)).status == 200
+        assert (await client.request("POST", url, {}, b"", within=60)).status == 200
         with socket.socket() as full:
             full.bind(("127.0.0.3", api.port))
             full.listen(0)
@@ -759,11 +759,11 @@ async def test_every_socket_is_judged_also_the_second_one() -> None:
     async with Api([OK]).open() as api:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(addresses.Names, "resolve", unguarded)
-            async with opened(allow_private=False) as outbound:
-                check = outbound._dialled.check
-                patch.setattr(outbound._dialled, "check", lambda text: (tried.append(text), check(text)))
+            async with opened(allow_private=False) as client:
+                check = client._dialled.check
+                patch.setattr(client._dialled, "check", lambda text: (tried.append(text), check(text)))
                 with pytest.raises(Unanswered) as raised:
-                    await outbound.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60)
+                    await client.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60)
                 assert not raised.value.reached
         assert set(map(ip_address, tried)) == {ip_address("127.0.0.1"), ip_address("127.0.0.2")}
         assert api.connections == 0
@@ -776,19 +776,19 @@ async def test_every_address_of_a_name_is_judged_before_there_is_a_socket() -> N
     async def look_up(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"]
 
-    async with facing(OK, allow_private=False, look_up=look_up) as (outbound, api):
+    async with facing(OK, allow_private=False, look_up=look_up) as (client, api):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(HttpClient, "_socket", lambda self, info: socket.socket(*info[:3]))
             with pytest.raises(AddressForbidden):
-                await outbound.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60)
+                await client.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60)
         assert api.connections == 0
 
 
 @on_both_loops
 async def test_an_address_in_the_url_is_judged_too() -> None:
-    async with facing(OK, allow_private=False) as (outbound, api):
+    async with facing(OK, allow_private=False) as (client, api):
         with pytest.raises(AddressForbidden) as raised:
-            await call(outbound, api)
+            await call(client, api)
         assert not raised.value.reached
         assert api.connections == 0
 
@@ -810,18 +810,18 @@ async def test_over_tls_connections_are_checked_kept_and_large_bodies_pass(
     body = random.Random(1).randbytes(3 * LARGE)
     until_close = and_close(b"HTTP/1.1 200 OK\r\n\r\nto the end")
     async with Api([OK, OK, OK, until_close, OK]).open(ssl=context, limit=1 << 23) as api:
-        async with opened(ca=certificate[0], look_up=look_up) as outbound:
+        async with opened(ca=certificate[0], look_up=look_up) as client:
             url = f"https://hooks.example:{api.port}/"
             for sent in (b"a", body, b"b"):
-                assert await outbound.request("POST", url, {}, sent, within=60) == HttpAnswer(200, b"ok")
+                assert await client.request("POST", url, {}, sent, within=60) == HttpAnswer(200, b"ok")
             assert api.connections == 1
             assert [asked.body for asked in api.asked] == [b"a", body, b"b"]
             assert api.asked[0].headers["host"] == f"hooks.example:{api.port}"
-            assert (await outbound.request("POST", url, {}, b"c", within=60)).body == b"to the end"
-            assert (await outbound.request("POST", url, {}, b"d", within=60)).body == b"ok"
+            assert (await client.request("POST", url, {}, b"c", within=60)).body == b"to the end"
+            assert (await client.request("POST", url, {}, b"d", within=60)).body == b"ok"
             assert api.connections == 2
             with pytest.raises(Untrusted) as raised:
-                await outbound.request("POST", f"https://other.example:{api.port}/", {}, b"", within=60)
+                await client.request("POST", f"https://other.example:{api.port}/", {}, b"", within=60)
             assert (raised.value.reached, raised.value.category) == (False, Category.permanent)
         async with opened(look_up=look_up) as trusting_the_system:
             with pytest.raises(Untrusted):
@@ -880,11 +880,11 @@ async def test_whatever_a_server_says_a_call_ends_and_the_next_one_gets_its_own_
             writer.close()
         told.set()
 
-    async with facing(mislead) as (outbound, api):
+    async with facing(mislead) as (client, api):
 
         async def be_lied_to(number: str) -> None:
             try:
-                got = await call(outbound, api, headers={"number": number}, within=0.2, again=dice.random() < 0.5)
+                got = await call(client, api, headers={"number": number}, within=0.2, again=dice.random() < 0.5)
                 assert 200 <= got.status <= 999
             except Unanswered:
                 pass
@@ -892,7 +892,7 @@ async def test_whatever_a_server_says_a_call_ends_and_the_next_one_gets_its_own_
                 await said[number].wait()
 
         async def be_told(number: str) -> None:
-            got = await call(outbound, api, headers={"number": number, "honest": "1"}, again=True)
+            got = await call(client, api, headers={"number": number, "honest": "1"}, again=True)
             assert got == HttpAnswer(200, number.encode())
 
         for start in range(0, 200, 50):
