@@ -48,7 +48,7 @@ OUR_OWN: Final = re.compile(r" \((?:[RS]\d+(?:[-, ]+[RS]?\d+)*|DESIGN\.md [\d.]+
 FOR_ITS_PARTS: Final = {
     "Inbox": {
         *("draining", "left_behind", "move_store", "nudge", "plan_deliveries", "store"),
-        *("takes_settings", "worker", "write_counts"),
+        *("receivers", "receiving", "takes_settings", "worker", "write_counts"),
     }
 }
 """Members that other parts of oncehook ask for, and programs do not."""
@@ -305,7 +305,7 @@ ADVICE: Final = {
     "steering": "A family; see the tree below.",
     "storage_failed": "Check the bucket's address, credentials and rights.",
     "store_error": "Read the sentence and the hint; the store refuses to start, or one write was refused.",
-    "store_held": "Speak to the process that holds the file (commands do so by themselves), or use PostgreSQL.",
+    "store_held": "Stop the process that owns the file, or give both the same version and the same `encrypt.key`.",
     "store_unavailable": "The sender tries again. Look at disk and database; `oncehook doctor`.",
     "token_expired": "Make a new token: `oncehook token NAME --expires 90d`.",
     "too_large": "Raise `max_body` of the source, if that is meant.",
