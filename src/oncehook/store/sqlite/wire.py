@@ -112,7 +112,6 @@ Decided = list[Verdict] | Failure
 """Outcome of one intake."""
 
 GREETINGS: Final = msgspec.msgpack.Decoder(Greeting)
-WELCOMES: Final = msgspec.msgpack.Decoder(AnswerFrame)
 CALLS: Final = msgspec.msgpack.Decoder(CallFrame)
 ANSWERS: Final = msgspec.msgpack.Decoder(AnswerFrame)
 
@@ -375,7 +374,7 @@ def _peer_user(connected: socket.socket) -> int | None:
 def greet(connected: socket.socket, greeting: Greeting) -> Welcome:
     """Send the first frame and wait for its answer. Raises OSError, or what the owner has against this client."""
     connected.sendall(encode(greeting))
-    answer = WELCOMES.decode(read_frame(connected))
+    answer = ANSWERS.decode(read_frame(connected))
     if answer.failure is not None:
         raise answer.failure.build()
     return msgspec.msgpack.decode(answer.result, type=Welcome)
