@@ -333,7 +333,7 @@ def _no_owner() -> StoreUnavailable:
     return StoreUnavailable("No process owns the file just now; try again.")
 
 
-def greet(database: Path, greeting: Greeting, timeout: float) -> tuple[socket.socket, wire.Welcome]:
+def connect_to_owner(database: Path, greeting: Greeting, timeout: float) -> tuple[socket.socket, wire.Welcome]:
     """Connect to the owner, on a thread. Raises OSError where nobody answers, StoreHeld where it refuses."""
     connected = wire.connect(database, timeout)
     close_in_child(connected)
@@ -369,7 +369,7 @@ class HeartbeatClient:
 
     def _renew(self, seconds: Mapping[int, float], timeout: float) -> set[int]:
         if self._connected is None:
-            self._connected, _ = greet(self._database, self._greeting(), timeout)
+            self._connected, _ = connect_to_owner(self._database, self._greeting(), timeout)
         self._connected.settimeout(timeout)
         self._connected.sendall(wire.encode(seconds))
         return msgspec.msgpack.decode(wire.read_frame(self._connected), type=set[int])

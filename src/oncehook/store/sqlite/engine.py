@@ -63,7 +63,7 @@ from oncehook.store.base import (
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import admin, queue, upkeep, wire
-from oncehook.store.sqlite.client import HeartbeatClient, StoreClient, greet
+from oncehook.store.sqlite.client import HeartbeatClient, StoreClient, connect_to_owner
 from oncehook.store.sqlite.connection import (
     Hold,
     Micros,
@@ -263,7 +263,7 @@ class SqliteStore(SqliteReader):
     async def _follow(self) -> None:
         """Become a client of the owner. Raises OSError where nobody answers, StoreHeld where it refuses."""
         patience = float(self._timeouts.connect)
-        await self.client.follow(*await self._on_thread(greet, self._file, self._greeting(), patience))
+        await self.client.follow(*await self._on_thread(connect_to_owner, self._file, self._greeting(), patience))
 
     def _on_thread(self, function: Callable[P, T], *arguments: P.args, **_: P.kwargs) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
