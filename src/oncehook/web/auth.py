@@ -142,7 +142,7 @@ Authorize = Callable[["Request"], Authorized | Awaitable[Authorized]]
 """A host application's function that decides, given each request."""
 R = TypeVar("R")
 AuthorizeBlocking = Callable[[R], Authorized]
-"""The same decision for a framework without an event loop, with its own kind of request."""
+"""Decide who a request is from, for a framework without an event loop and with its own kind of request."""
 
 UNNAMED: Final = "host"
 """The actor in the audit log where the host application gives a role without a name."""
