@@ -21,6 +21,11 @@ _wrong = os.environ.get("ONCEHOOK_CLOCK")
 # The clock that goes on while a laptop sleeps, where the system has one; it never runs backward.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
+_holders = 0
+_stopped: float | None = None
+held: float | None = None
+"""The time of an embedded store, in seconds of `steady`, while a test holds it."""
+
 # Added to it, because it begins with the machine: the demo and tests set it back by more than a new machine is old, and
 # a moment of 0.0 must mean "long ago".
 _ORIGIN = 1e9
@@ -31,7 +36,8 @@ chance = random.SystemRandom()
 
 def now() -> float:
     """Return the seconds since 1970, by this machine's wall clock."""
-    return time.time() + _skew + (float(Path(_wrong).read_text()) if _wrong else 0.0)
+    wall = time.time() if _stopped is None else _stopped
+    return wall + _skew + (float(Path(_wrong).read_text()) if _wrong else 0.0)
 
 
 def now_utc() -> datetime:
@@ -44,9 +50,27 @@ def steady() -> float:
 
 
 def forward(seconds: float) -> None:
-    """Advance both clocks, for tests."""
-    global _skew
+    """Advance all clocks, for tests."""
+    global _skew, held
     _skew += seconds
+    if held is not None:
+        held += seconds
+
+
+def hold() -> None:
+    """Stop the wall clock and the store's, for tests; `steady` goes on, because workers wait by it."""
+    global _stopped, _holders, held
+    _holders += 1
+    if _holders == 1:
+        _stopped, held = time.time(), steady()
+
+
+def release() -> None:
+    """Undo one `hold`."""
+    global _stopped, _holders, held
+    _holders -= 1
+    if _holders == 0:
+        _stopped = held = None
 
 
 def random_bytes(count: int) -> bytes:

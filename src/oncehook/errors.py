@@ -18,11 +18,18 @@
     │   │   ├── QueryInvalid        a query that cannot be read
     │   │   └── QueryTooWide        it asks for what too many encrypted bodies say
     │   ├── NotFound                404
+    │   ├── InvalidSettings         422, one error per setting
+    │   ├── SecretKeyMissing        422, secrets are not kept in clear
+    │   ├── DefinedElsewhere        409, a file or a program defines it
+    │   ├── Exists                  409, the name or the address is taken
+    │   ├── InUse                   409, deliveries wait for it
+    │   ├── DefinitionChanged       409, somebody changed it at the same moment
     │   ├── NotReplayable           409, pending, leased, or done without `force`
     │   │   └── Erased              409, there is nothing left to deliver
     │   ├── NotWaiting              409, nothing to retry or discard
     │   ├── PlanChanged             409, the plan no longer says what would happen
     │   ├── Undecryptable           409, its key is not given, or it was changed
+    │   ├── BodyMissing             409, a large body is not where it was kept
     │   ├── ReplayTooSoon           429, replayed a moment ago
     │   └── TestedTooSoon           429, tested a moment ago
     ├── Steering            a handler: how its attempt is to be taken
@@ -37,22 +44,26 @@
     │   ├── PayloadMismatch         the key was used before for something else
     │   └── ResultInvalid           a result that cannot be kept, or was not
     ├── ConfigError         the operator: a setting is wrong
+    │   └── ExtraMissing            a package that an extra of oncehook installs
+    ├── ArchiveInvalid      the operator: a file is no archive, or a day has none
     ├── FileUnsafe          the operator: a file is a link, or somebody else's
     └── StoreError          the operator: the store cannot do what was asked
         ├── StoreUnavailable        answered 503; the sender's retry repairs it
         │   ├── NotStarted          nobody has started the inbox
-        │   └── Overloaded          more waits than can be written in time
+        │   ├── Overloaded          more waits than can be written in time
+        │   └── ObjectsUnavailable  the place of large bodies, media or archives does not answer
         ├── StoreHeld               the owner of this SQLite file takes no such client
         ├── MigrationNeeded         the schema is older than this program
         └── SchemaTooNew            the schema is newer than this program
 
-Each carries a stable `code` (a word for programs) and a `hint` (what to do next);
-API, command line and dashboard print both.
+Each carries a stable `code` (a word for programs) and a `hint` (what to do next); API, command line and dashboard print
+both. The hint is a note of the exception, too, so that tracebacks show it.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 
 
 class OncehookError(Exception):
@@ -65,6 +76,8 @@ class OncehookError(Exception):
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or "").split("\n")[0])
         if hint:
             self.hint = hint
+        if self.hint:
+            self.add_note(self.hint)
 
 
 class Rejected(OncehookError):
@@ -195,6 +208,54 @@ class NotFound(Refused):
     status = 404
 
 
+class InvalidSettings(Refused):
+    """A setting is wrong."""
+
+    code = "invalid_settings"
+    status = 422
+
+    def __init__(self, errors: Sequence[Mapping[str, str]]) -> None:
+        """`errors`: of each its `setting`, `error` and `hint`."""
+        super().__init__("; ".join(one["error"] for one in errors), hint=errors[0]["hint"] if errors else "")
+        self.errors = errors
+
+
+class SecretKeyMissing(Refused):
+    """There is no key to encrypt this secret with, and secrets are not kept in clear."""
+
+    code = "secret_key_missing"
+    status = 422
+    hint = (
+        "Make one, give it to every process of this inbox, and keep a copy:"
+        " export ONCEHOOK_SECRET_KEY=$(openssl rand -base64 32)"
+    )
+
+
+class DefinedElsewhere(Refused):
+    """A file or a program defines this; it is changed there."""
+
+    code = "defined_elsewhere"
+
+
+class Exists(Refused):
+    """This name or address is taken."""
+
+    code = "exists"
+
+
+class InUse(Refused):
+    """Deliveries still wait for this."""
+
+    code = "in_use"
+    hint = "Wait until they are done, or discard them with it: `discard=true`, `--discard`."
+
+
+class DefinitionChanged(Refused):
+    """Somebody else has changed this at the same moment; look at it again."""
+
+    code = "definition_changed"
+
+
 class NotReplayable(Refused):
     """This delivery cannot be replayed as it stands."""
 
@@ -225,6 +286,13 @@ class Undecryptable(Refused):
 
     code = "undecryptable"
     hint = "Nothing else is affected. A backup may hold it as it was."
+
+
+class BodyMissing(Refused):
+    """The body of this event is not where it was kept."""
+
+    code = "body_missing"
+    hint = "Nothing else is affected. Check `bodies` in the settings; a backup may hold it."
 
 
 class ReplayTooSoon(Refused):
@@ -336,6 +404,24 @@ class ConfigError(OncehookError):
     code = "config_invalid"
 
 
+class ExtraMissing(ConfigError):
+    """A package is not installed."""
+
+    code = "extra_missing"
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs the extra oncehook[{extra}], which is not installed.",
+            hint=f"Run: pip install 'oncehook[{extra}]'",
+        )
+
+
+class ArchiveInvalid(OncehookError):
+    """This is no archive of oncehook."""
+
+    code = "archive_invalid"
+
+
 class FileUnsafe(OncehookError):
     """This file is not one that only its owner, and that is us, can read."""
 
@@ -365,6 +451,12 @@ class Overloaded(StoreUnavailable):
     """More arrivals wait than can be written in time; try again."""
 
     code = "overloaded"
+
+
+class ObjectsUnavailable(StoreUnavailable):
+    """The place of large bodies, media or archives cannot be used now; try again."""
+
+    code = "objects_unavailable"
 
 
 class StoreHeld(StoreError):

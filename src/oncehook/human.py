@@ -6,12 +6,13 @@ lists the forms. No other module parses or prints such values, makes plurals, or
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from oncehook.errors import ConfigError, QueryInvalid
 
@@ -181,6 +182,29 @@ def show_moment(at: datetime, precision: str = "auto") -> str:
     return at.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
+def show_ago(at: datetime, now: datetime) -> str:
+    """Print how long ago a moment was: `7 s ago`, `4 min ago`, `2 d ago`."""
+    seconds = (now - at).total_seconds()
+    if seconds < 1:
+        return "now"
+    for unit, length, till in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 172_800)):
+        if seconds < till:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{seconds // 86_400:.0f} d ago"
+
+
+def show_id(id: str) -> str:
+    """Shorten an id to the digits that tell it from others: `evt_…3a5d2c`, `dlv_…3a5d2c-1`. Commands take it back.
+
+    All ids but those of attempts end in six digits that are zero; a delivery's are the number of its destination.
+    """
+    kind, _, digits = id.partition("_")
+    if len(digits) != 32 or kind == "att":
+        return id
+    number = digits[26:].lstrip("0")
+    return f"{kind}_…{digits[20:26]}{'-' if number else ''}{number}"
+
+
 def count(number: int, noun: str) -> str:
     """Print a number of things: `1 delivery`, `1,204 deliveries`."""
     return f"{number:,} {noun if number == 1 else _plural(noun)}"
@@ -190,6 +214,32 @@ def _plural(noun: str) -> str:
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+def show_setting(name: str, value: Any) -> str:
+    """Print a setting as a line of TOML."""
+    return f"{_show_key(name)} = {_show_toml(value)}"
+
+
+def _show_toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(show_setting(name, one) for name, one in value.items() if one is not None)
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_show_toml, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
+def _show_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _show_toml(name)
+
+
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 # -- did you mean ------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ from datetime import UTC, datetime
 from typing import IO, Any, Final
 
 from oncehook import clock
+from oncehook.human import show_id
 
 
 def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_people: bool | None = None) -> bool:
     """Render every log record of this process on one stream; return whether as text for people, not as JSON."""
     people = stream.isatty() if for_people is None else for_people
-    colored = stream.isatty() and not os.environ.get("NO_COLOR")
     handler = logging.StreamHandler(stream)
     handler.addFilter(_leave_details)
-    handler.setFormatter(_TextFormatter(colored) if people else _JsonFormatter())
+    handler.setFormatter(_TextFormatter(stream) if people else _JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -75,22 +75,31 @@ _HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {
     "delivery_id", "again_in_s", "attempt", "run", "attempts", "final_status", "key", "worker",
 }  # fmt: skip
 """Fields that are not shown: the event's id finds its deliveries, and the rest is part of the sentence."""
+_LONG: Final = ("key", "subject")
+"""Fields of untrusted length, shortened so that a line fits the terminal."""
 
 
 class _TextFormatter(logging.Formatter):
-    """Formatter for people: time, moment, source and type, the rest. Untrusted text cannot forge a record (S35)."""
+    """Formatter for people: time, moment, event, source and type, the rest. Untrusted text cannot forge a record (S35).
 
-    def __init__(self, colored: bool) -> None:
+    On a terminal a record about an event is one line: what there is no room for, `oncehook show` says.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
         super().__init__()
-        self._colored = colored
+        self._terminal = stream if stream.isatty() else None
+        self._colored = self._terminal is not None and not os.environ.get("NO_COLOR")
 
     def format(self, record: logging.LogRecord) -> str:
         event = _read_record(record)
         moment = plain(str(event["event"]).strip())
-        parts = [event["timestamp"][11:19], self._paint(moment, f"{moment:<18}", event["level"])]
+        parts = [event["timestamp"][11:19], f"{moment:<17}"]
+        ids = event.pop("event_ids", ()) or [event.pop("event_id", None)]
+        if ids[0]:
+            parts.append(plain(show_id(str(ids[0]))) + (f" and {len(ids) - 1} more" if len(ids) > 1 else ""))
         what = " ".join(str(event[name]) for name in ("source", "type") if event.get(name))
         if what:
-            parts.append(f"{plain(what):<32}")
+            parts.append(f"{_short(plain(what), 26):<26}")
         if "destination" in event:
             parts.append(f"→ {plain(str(event['destination']))}")
         if "duration_s" in event:
@@ -99,16 +108,24 @@ class _TextFormatter(logging.Formatter):
             parts += _attempt_words(event)
         hidden = _HIDDEN_OF_ATTEMPTS if "attempt" in event else _HIDDEN
         rest = {k: v for k, v in event.items() if k not in hidden and v not in (None, "")}
-        ids = rest.pop("event_ids", ())
-        # Ids come last: they are long, and only ever copied.
-        rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
         shown = {k: plain(_words(v)) for k, v in rest.items() if v}
-        parts += [f"{k}={_short(text) if k in ('key', 'subject') else text}" for k, text in shown.items()]
-        return "\n".join(["  ".join(parts), *_indent(str(event.get("exception", "")))])
+        parts += [f"{k}={_short(text) if k in _LONG else text}" for k, text in shown.items()]
+        line = self._fit("  ".join(parts)) if ids[0] else "  ".join(parts)
+        line = line.replace(moment, self._paint(moment, event["level"]), 1)
+        return "\n".join([line, *_indent(str(event.get("exception", "")))])
 
-    def _paint(self, moment: str, text: str, level: str) -> str:
+    def _fit(self, line: str) -> str:
+        if self._terminal is None:
+            return line
+        try:
+            width = os.get_terminal_size(self._terminal.fileno()).columns
+        except (OSError, ValueError):
+            return line
+        return line if len(line) <= width or not width else f"{line[: width - 1]}…"
+
+    def _paint(self, moment: str, level: str) -> str:
         color = _COLORS.get(moment) or _COLORS.get(level)
-        return f"\x1b[{color}m{text}\x1b[0m" if self._colored and color else text
+        return f"\x1b[{color}m{moment}\x1b[0m" if self._colored and color else moment
 
 
 def _attempt_words(event: Mapping[str, Any]) -> list[str]:
@@ -129,9 +146,9 @@ def _words(value: object) -> str:
     return str(value)
 
 
-def _short(text: str, width: int = 52) -> str:
+def _short(text: str, width: int = 20) -> str:
     """Shorten text in the middle: long keys and subjects differ at their ends."""
-    return text if len(text) <= width else f"{text[: width // 2]}…{text[-width // 2 :]}"
+    return text if len(text) <= width else f"{text[: width // 2]}…{text[-(width // 2 - 1) :]}"
 
 
 def plain(text: str) -> str:
@@ -216,8 +233,8 @@ os.register_at_fork(after_in_child=ration._unlock)
 # -- in a program with a logging of its own ----------------------------------------------------
 
 LOGGERS: Final = (
-    "api", "arrival", "attempt", "audit", "bridge", "claims", "receive", "replay", "settings", "source", "store",
-    "sweep", "web", "whatsapp", "worker",
+    "api", "arrival", "attempt", "audit", "bodies", "bridge", "claims", "definitions", "receive", "replay", "settings",
+    "source", "store", "sweep", "web", "whatsapp", "worker",
 )  # fmt: skip
 """Names after `oncehook.`: a filter on `oncehook` itself would not see their records."""
 

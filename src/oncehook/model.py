@@ -12,6 +12,7 @@ import operator
 import re
 import threading
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +26,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 
 from oncehook import clock
-from oncehook.errors import Undecryptable
+from oncehook.errors import ConfigError, Undecryptable
 
 RoleName = Literal["viewer", "operator", "admin"]
 ROLES: Final[tuple[RoleName, ...]] = get_args(RoleName)
@@ -41,9 +42,40 @@ class Person:
     role: RoleName
     sources: Collection[str] | None = None
     """The sources that this person sees and acts on; None: all of them."""
+    accounts: Collection[str | int] | None = None
+    """The accounts that this person sees and acts on; None: all of them, and events without one."""
     payloads: bool = True
     """Whether this person sees bodies, header values, previews and answers."""
 
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What one viewer may see: the events that are of one of these sources, and of one of these accounts."""
+
+    sources: frozenset[str] | None = None
+    """None: every source."""
+    accounts: frozenset[str] | None = None
+    """None: every account, and no account."""
+    destinations: frozenset[str] | None = None
+    """Of their deliveries those to these destinations; None: to every one. Only beside `accounts`."""
+
+    @property
+    def is_limited(self) -> bool:
+        return self.sources is not None or self.accounts is not None
+
+    def sees(self, source: object, account: object) -> bool:
+        """Tell whether it includes an event of this source and account."""
+        return (self.sources is None or source in self.sources) and (
+            self.accounts is None or (account is not None and account in self.accounts)
+        )
+
+    def within(self, account: str) -> Scope:
+        """Return the part of it that is one account's."""
+        mine = {account} if self.accounts is None else self.accounts & {account}
+        return Scope(self.sources, frozenset(mine), self.destinations)
+
+
+EVERYTHING: Final = Scope()
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, in the order received, duplicates kept."""
@@ -119,6 +151,11 @@ class ReplayId(Id):
     prefix = "rpl_"
 
 
+class RouteId(Id):
+    __slots__ = ()
+    prefix = "rte_"
+
+
 IdT = TypeVar("IdT", bound=Id)
 EVENT_BYTES: Final = 13
 """Leading bytes of a delivery's id that are those of its event's id."""
@@ -157,8 +194,17 @@ def digest(*parts: bytes) -> bytes:
     return blake2b(b"".join([len(part).to_bytes(4) + part for part in parts]), digest_size=16).digest()
 
 
-def key_hash(source: str, parts: Sequence[str]) -> bytes:
-    """Hash what makes two arrivals the same event: the source's name and the parts of its key."""
+def account_digest(account: str, *parts: bytes) -> bytes:
+    """Hash a list of parts within an account. No list of parts without an account has the same hash."""
+    name = account.encode()
+    joined = b"".join([len(part).to_bytes(4) + part for part in (name, *parts)])
+    return blake2b(joined, digest_size=16, person=b"account").digest()
+
+
+def key_hash(source: str, parts: Sequence[str], account: str | None = None) -> bytes:
+    """Hash what makes two arrivals the same event: the source's name, the account, and the parts of its key."""
+    if account is not None:
+        return account_digest(account, source.encode(), *[part.encode() for part in parts])
     if len(parts) == 1:  # as most keys have: `digest` without lists
         name, part = source.encode(), parts[0].encode()
         return blake2b(
@@ -167,14 +213,43 @@ def key_hash(source: str, parts: Sequence[str]) -> bytes:
     return digest(source.encode(), *[part.encode() for part in parts])
 
 
-def subject_key(destination: str, source: str, subject: str) -> bytes:
-    """Return the key of the queue in which a delivery waits: one destination, one source, one subject."""
+def subject_key(destination: str, source: str, subject: str, account: str | None = None) -> bytes:
+    """Return the key of the queue in which a delivery waits: one destination, one source, one account, one subject."""
+    if account is not None:
+        return account_digest(account, destination.encode(), source.encode(), subject.encode())
     return digest(destination.encode(), source.encode(), subject.encode())
+
+
+def fair_hash(value: str | None) -> int:
+    """Hash a value over which a destination is leased in rounds, to a number that is stored; never negative."""
+    return int.from_bytes(digest(b"fair", (value or "").encode())[:8]) >> 1
 
 
 def subject_hash(subject: str) -> str:
     """Hash a subject for the audit log, which must not contain its text once it is erased."""
     return digest(b"subject", subject.encode()).hex()
+
+
+ADDRESS: Final = "address"
+"""The value of a source's `account` by which each account has an address of its own."""
+_ACCOUNT_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+~-]{0,99}")
+
+
+def is_account_id(text: str) -> bool:
+    """Tell whether a text can be the id of an account: an address, a query and a log can show it as it is."""
+    return _ACCOUNT_ID.fullmatch(text) is not None and text != ADDRESS
+
+
+def check_account_id(account: str | int) -> str:
+    """Return the id of an account as text. Raises ConfigError for what cannot be one."""
+    text = str(account)
+    if not is_account_id(text):
+        raise ConfigError(
+            f"{text[:60]!r} cannot be the id of an account.",
+            hint="An id has up to 100 letters, digits and . _ @ + ~ -, begins with a letter, a digit or _, "
+            f'and is not "{ADDRESS}".',
+        )
+    return text
 
 
 # -- what comes in -----------------------------------------------------------------------------
@@ -192,6 +267,8 @@ class Arrival:
     path: str = ""
     peer: str = ""
     """Address of the other end, or empty when the arrival was handed over by a program."""
+    account: str = ""
+    """The account that its address names, as it was written; empty where it names none."""
 
 
 class Mark(IntFlag):
@@ -208,9 +285,11 @@ class Mark(IntFlag):
     """Its subject was erased: no body, head, key or subject is left, only the row."""
     same_body = 16
     """Its signed body came before under another key: the sender repeats itself, or somebody replays it."""
+    unmapped = 32
+    """The rule for its account found a value that is no account's id or alias, so it belongs to none."""
 
 
-MARKS: Final = tuple(Mark(value) for value in range(32))
+MARKS: Final = tuple(Mark(value) for value in range(64))
 """Every combination, because a flag is found by its value faster in a tuple than by a call."""
 
 
@@ -233,6 +312,8 @@ class Planned(msgspec.Struct, gc=False):
     subject_key: bytes | None
     options: int = 0
     """The options of its route, as the number that is stored."""
+    fair: int | None = None
+    """Hash of the value by which its destination is leased in rounds; None where it is not."""
 
 
 class Item(msgspec.Struct, gc=False):
@@ -258,6 +339,10 @@ class Item(msgspec.Struct, gc=False):
     """One signature is one event, whatever its key: the first key counts."""
     same_as: EventId | None = None
     """The event that came first with the same proof, under another key; set by the store."""
+    account: str | None = None
+    """The account that it belongs to: part of its key and of its subject."""
+    reference: bytes | None = None
+    """What the store keeps instead of a large body, which was written elsewhere before (`bodies`)."""
 
 
 class Intake(msgspec.Struct, gc=False):
@@ -271,6 +356,8 @@ class Intake(msgspec.Struct, gc=False):
     items: Sequence[Item]
     raw: bytes | None = None
     """The whole request body, where the items are parts of it."""
+    raw_reference: bytes | None = None
+    """What the store keeps instead of `raw`, where that is large."""
 
 
 class Verdict(msgspec.Struct, gc=False):
@@ -282,7 +369,7 @@ class Verdict(msgspec.Struct, gc=False):
 
 
 class Rejection(msgspec.Struct):
-    """An arrival that was rejected: without body and key, because none of it is trusted."""
+    """An arrival that was rejected; nothing of it is trusted."""
 
     source: str
     at: datetime
@@ -290,6 +377,13 @@ class Rejection(msgspec.Struct):
     reason: str
     peer: str
     size: int
+    id: ArrivalId = msgspec.field(default_factory=lambda: ArrivalId(new_id()))
+    head: bytes | None = None
+    """Of a known source, the head with credentials masked (`pack_head`); None where none is kept."""
+    body: bytes | None = None
+    """The first bytes of the body, redacted; None where none are kept."""
+    n: int = 0
+    """Its number in the store, for cursors."""
 
 
 def pack_head(
@@ -357,9 +451,13 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
     request_head: bytes
     """Request line and headers: see `unpack_head`."""
     body: bytes
+    account: str | None = None
+    """The account that it belongs to; None: nobody's."""
+    is_apart: bool = False
+    """True where `body` is a reference to an object that holds it: see `bodies.Bodies.load`."""
 
     def without_payload(self) -> Self:
-        return msgspec.structs.replace(self, request_head=b"", body=b"")
+        return msgspec.structs.replace(self, request_head=b"", body=b"", is_apart=False)
 
 
 class EventDetails(StoredEvent, frozen=True, gc=False, kw_only=True):
@@ -411,6 +509,8 @@ class StoredSession(msgspec.Struct, frozen=True):
     role: str
     proof: bytes
     """Binds the session to the password it was begun with; for one begun by a link, to all of them."""
+    account: str | None = None
+    """Of a customer at the portal: the one account that it sees."""
 
 
 class SchemaState(msgspec.Struct, frozen=True):
@@ -444,6 +544,22 @@ class Figures(msgspec.Struct, frozen=True):
                 elsewhere[what] = int(n)
         return cls(sources, destinations, elsewhere)
 
+    @classmethod
+    def of_events(cls, rows: Iterable[tuple[str, int, int, int]]) -> Figures:
+        """Build figures from rows (source, events, later arrivals, conflicts among these)."""
+        return cls(
+            {
+                source: {
+                    "received": events + later,
+                    "accepted": events,
+                    "duplicate": later - conflicts,
+                    "conflict": conflicts,
+                }
+                for source, events, later, conflicts in rows
+            },
+            {},
+        )
+
 
 SIGNS: Final = (">=", "<=", ">", "<", "=")
 """Comparisons; longer ones first, because they are matched in this order."""
@@ -453,7 +569,7 @@ _LARGEST: Final = 1 << 63
 
 
 class Clause(msgspec.Struct, frozen=True):
-    """A condition on one value in a JSON body. A body that is not JSON meets none.
+    """A condition on one value in a JSON body. A body that is not JSON meets none that is not negated.
 
     `=` compares with the text of a string, with `true`, `false` and `null`, and with a number by value; the other signs
     compare numbers only. Two integers of 64 bits are compared exactly, all other numbers as floats.
@@ -463,6 +579,8 @@ class Clause(msgspec.Struct, frozen=True):
     """From the root: names, and indexes of arrays as `0`, `1`, …"""
     sign: str
     value: str
+    negated: bool = False
+    """True where the condition must not hold: then a body without this place, or one that is not JSON, meets it."""
 
     @property
     def number(self) -> int | float | None:
@@ -498,8 +616,8 @@ def says(body: bytes, clauses: Sequence[Clause]) -> bool:
     try:
         data = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return all(_holds(clause, _at(data, clause.path)) for clause in clauses)
+        return all(clause.negated for clause in clauses)
+    return all(_holds(clause, _at(data, clause.path)) is not clause.negated for clause in clauses)
 
 
 def _at(data: Any, path: Sequence[str]) -> Any:
@@ -577,11 +695,15 @@ RESULT_KEPT = 16384
 
 
 class Priority(IntEnum):
-    """Order in which deliveries are leased: live, then bulk replay; a quarantined one runs alone."""
+    """Order in which deliveries are leased: live ones by their route's priority, then bulk replays; a quarantined one
+    runs alone."""
 
-    live = 0
-    replay = 1
-    quarantined = 2
+    high = 0
+    live = 1
+    """Of a route with normal priority."""
+    low = 2
+    replay = 3
+    quarantined = 4
 
 
 class Options(IntFlag):
@@ -598,9 +720,23 @@ class Options(IntFlag):
     """When it goes dead, its successors wait until it is replayed or discarded."""
     fresh_id = 16
     """The run is sent under a new id, for receivers that deduplicate."""
+    high = 32
+    """It is leased before others of its destination."""
+    low = 64
+    """It is leased after others of its destination."""
 
 
-OPTIONS: Final = tuple(Options(value) for value in range(32))
+OPTIONS: Final = tuple(Options(value) for value in range(128))
+
+
+def _priority_of(options: Options) -> Priority:
+    if options & Options.high:
+        return Priority.high
+    return Priority.low if options & Options.low else Priority.live
+
+
+PRIORITIES: Final = tuple(_priority_of(options) for options in OPTIONS)
+"""Priority of a live delivery, by its options."""
 
 
 class DeliveryStatus(StrEnum):
@@ -654,6 +790,38 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     """Crashes after which it must run alone: none for a handler, whose code runs in our process; some for HTTP."""
     probe: float = 30.0
     """Seconds until the next probe, where this lease is the probe of a half-open breaker."""
+    fair: bool = False
+    """Lease in rounds over the values of `fair`, not by due time."""
+
+
+class LimitRequest(msgspec.Struct, frozen=True):
+    """A worker's request for allowances of one destination whose limits count over all processes."""
+
+    destination_id: int
+    lease: float
+    """Seconds of the destination's leases: places count for two of them."""
+    rate: float | None = None
+    """Attempts begun per second."""
+    slots: int = 0
+    """Moments to begin an attempt at that it wants to reserve."""
+    limit: int | None = None
+    """Attempts under way, over all workers."""
+    busy: int = 0
+    """Those of this worker."""
+    wanted: int = 0
+    """Places that it would use; fewer than before hands some back."""
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """Allowances of one destination that a worker holds."""
+
+    destination_id: int
+    slots: int = 0
+    """Moments reserved, one after the other at the rate."""
+    first_in: float = 0.0
+    """Seconds until the first of them; without any, until it makes sense to ask again."""
+    places: int = 0
+    """Attempts that it may have under way; where more are, none may begin before some have ended."""
 
 
 class LeasedDelivery(msgspec.Struct, frozen=True, gc=False):
@@ -690,7 +858,7 @@ class Lease(msgspec.Struct, gc=False):
     failing: bool = False
     """True where failures were counted against its destination, which a success clears."""
     unreadable: str | None = None
-    """Reason why head and body cannot be decrypted. It is leased to be settled as a failure."""
+    """Reason why head and body cannot be read. It is leased to be settled as a failure."""
     is_settling: bool = False
     """The handler's own transaction settles it: the row is locked until the commit, and needs no heartbeat."""
 
@@ -723,9 +891,11 @@ class Lease(msgspec.Struct, gc=False):
             item.rank_scope,
             intake.headers,
             item.body,
+            item.account,
         )
         queue_key = planned.subject_key or planned.id
-        return cls(delivery, event, queue_key, planned.id, fence, 0, Priority.live, seconds, more=more)
+        priority = PRIORITIES[planned.options]
+        return cls(delivery, event, queue_key, planned.id, fence, 0, priority, seconds, more=more)
 
     def without_payload(self) -> Self:
         return msgspec.structs.replace(self, event=self.event.without_payload())
@@ -763,9 +933,7 @@ class Outlook(msgspec.Struct, frozen=True):
     """Destinations with due deliveries, by priority, and the time of the next due one. Paused destinations do not
     count."""
 
-    live: Collection[int] = ()
-    replay: Collection[int] = ()
-    quarantined: Collection[int] = ()
+    due: Mapping[Priority, Collection[int]]
     due_in: float | None = None
     """Seconds until the next delivery of the requested destinations is due; None when there is none. Deliveries that
     are due now do not count."""
@@ -774,7 +942,11 @@ class Outlook(msgspec.Struct, frozen=True):
 
     @property
     def is_due(self) -> bool:
-        return bool(self.live or self.replay or self.quarantined)
+        return any(self.due.values())
+
+    def of(self, priority: Priority) -> Collection[int]:
+        """Return the destinations with due deliveries of one priority."""
+        return self.due.get(priority, ())
 
 
 # -- settling ----------------------------------------------------------------------------------
@@ -794,6 +966,50 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
     answer: bytes | None = None
     """The first 4 KB of what the destination answered, a traceback, or what a handler returned, as JSON."""
+    exchange: bytes | None = None
+    """The HTTP call without its bodies, encoded once, where it was made (`Exchange.encode`)."""
+
+
+class Exchange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An HTTP call of an attempt, as it is kept: bounded, and with secrets masked."""
+
+    method: str
+    address: str
+    headers: Mapping[str, str]
+    times: tuple[float | None, ...]
+    """Seconds for the name, the connection, TLS, the first byte after the request, and in all; None: did not happen."""
+    received: bytes = b""
+    """The answer's headers, one per line."""
+
+    def encode(self) -> bytes:
+        return _encode_exchange(self)
+
+
+_encode_exchange: Final = msgspec.msgpack.Encoder().encode
+_decode_exchange: Final = msgspec.msgpack.Decoder(Exchange).decode
+_EXCHANGE: Final = b"\xc1"
+"""Begins a kept answer with its exchange: no text in UTF-8, and so no traceback and no JSON, has this byte."""
+
+
+def read_exchange(encoded: bytes) -> Exchange:
+    return _decode_exchange(encoded)
+
+
+def join_answer(evidence: Evidence) -> bytes | None:
+    """Return exchange and answer as one value, for the store."""
+    exchange, answer = evidence.exchange, evidence.answer
+    if exchange is None and (answer is None or not answer.startswith(_EXCHANGE)):
+        return answer
+    exchange = exchange or b""
+    return b"".join((_EXCHANGE, len(exchange).to_bytes(4), exchange, answer or b""))
+
+
+def split_answer(kept: bytes | None) -> tuple[bytes | None, bytes | None]:
+    """Return answer and exchange from the result of `join_answer`."""
+    if kept is None or not kept.startswith(_EXCHANGE):
+        return kept, None
+    end = 5 + int.from_bytes(kept[1:5])
+    return kept[end:] or None, kept[5:end] or None
 
 
 NO_EVIDENCE = Evidence()
@@ -917,15 +1133,31 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
     one."""
 
 
+class Total(msgspec.Struct, frozen=True):
+    """The number of matches of a query, counted up to a limit."""
+
+    n: int
+    is_exact: bool = True
+    """False: there are more, or the search has read as many rows as it may."""
+
+
 class Filter(msgspec.Struct, frozen=True):
-    """The conditions of a list or a replay. All that are given must hold."""
+    """The conditions of a list or a replay. All that are given must hold.
+
+    Conditions on deliveries must hold for the same one. An event without deliveries meets only negated ones.
+    """
 
     ids: Sequence[DeliveryId] | None = None
     event_id: EventId | None = None
     source: str | None = None
     sources: Sequence[str] | None = None
     """Only events of these sources: the viewer's scope. No word of a query."""
+    account: str | None = None
+    accounts: Sequence[str] | None = None
+    """Only events of these accounts: the viewer's scope. No word of a query."""
     destination: str | None = None
+    destinations: Sequence[str] | None = None
+    """Only deliveries to these destinations: the viewer's scope. No word of a query."""
     status: DeliveryStatus | None = None
     type: str | None = None
     """A pattern with `*` and `?`."""
@@ -940,6 +1172,8 @@ class Filter(msgspec.Struct, frozen=True):
     is_replayed: bool | None = None
     """True for deliveries that a replay has run again."""
     replay_id: ReplayId | None = None
+    left_of: ReplayId | None = None
+    """Deliveries that this replay has not begun: the rest of an aborted one."""
     since: datetime | None = None
     """Received at or after."""
     until: datetime | None = None
@@ -948,6 +1182,57 @@ class Filter(msgspec.Struct, frozen=True):
     """Occurs in key, subject, type or last error."""
     body: Sequence[Clause] | None = None
     """Conditions on the body; all must hold."""
+    arrivals_above: int | None = None
+    arrivals_below: int | None = None
+    outcome: Outcome | None = None
+    """Had a later arrival with this outcome: `duplicate` or `conflict`."""
+    without: Sequence[Filter] | None = None
+    """Filters of one condition each, none of which may hold."""
+    either: Sequence[Filter] | None = None
+    """Filters of which at least one must hold as well. Engines never see it: they get `alternatives`."""
+
+    def alternatives(self) -> list[Filter]:
+        """Return filters without `either` that match together what this one matches; none where nothing can."""
+        if self.either is None:
+            return [self]
+        common = msgspec.structs.replace(self, either=None)
+        merged = [_merge_filters(common, one) for other in self.either for one in other.alternatives()]
+        return [one for one in merged if one is not None]
+
+    @property
+    def came_again(self) -> bool:
+        """True where only events with later arrivals match."""
+        return self.outcome is not None or (self.arrivals_above or 0) >= 1
+
+    @property
+    def reads_bodies(self) -> bool:
+        return self.body is not None or any(one.reads_bodies for one in self.either or ())
+
+
+_CLOSEST: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    **dict.fromkeys(("since", "attempts_above", "arrivals_above"), max),
+    **dict.fromkeys(("until", "attempts_below", "arrivals_below"), min),
+    **dict.fromkeys(
+        ("ids", "sources", "accounts", "destinations"), lambda one, other: tuple(each for each in one if each in other)
+    ),
+    **dict.fromkeys(("body", "without"), lambda one, other: (*one, *other)),
+    "text": lambda one, other: f"{one} {other}",
+}
+"""How two values of the same field become one that means both."""
+
+
+def _merge_filters(one: Filter, other: Filter) -> Filter | None:
+    """Return a filter for what matches both; None where they contradict each other."""
+    fields: dict[str, Any] = {}
+    for name in Filter.__struct_fields__:
+        mine, others = getattr(one, name), getattr(other, name)
+        if mine is None or others is None or mine == others:
+            fields[name] = others if mine is None else mine
+        elif name in _CLOSEST:
+            fields[name] = _CLOSEST[name](mine, others)
+        else:
+            return None
+    return Filter(**fields)
 
 
 class StoredAttempt(msgspec.Struct, frozen=True):
@@ -971,8 +1256,13 @@ class StoredAttempt(msgspec.Struct, frozen=True):
         is_handlers = self.outcome is AttemptOutcome.done and self.evidence.status is None
         return self.evidence.answer if is_handlers else None
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """The HTTP call that it made, if it made one."""
+        return None if self.evidence.exchange is None else read_exchange(self.evidence.exchange)
+
     def without_answer(self) -> StoredAttempt:
-        return replace(self, evidence=msgspec.structs.replace(self.evidence, answer=None))
+        return replace(self, evidence=msgspec.structs.replace(self.evidence, answer=None, exchange=None))
 
 
 class StoredDelivery(msgspec.Struct, frozen=True):
@@ -1002,6 +1292,7 @@ class StoredDelivery(msgspec.Struct, frozen=True):
     """Reason of a discard, or of a dead letter without an attempt to blame (`crash`)."""
     blocked_by: DeliveryId | None = None
     """The delivery at the head of its subject, if that is another one."""
+    account: str | None = None
 
     @property
     def is_replayed(self) -> bool:
@@ -1037,7 +1328,11 @@ class ListedEvent(msgspec.Struct, frozen=True):
     marks: Mark
     size: int
     copies: int
+    """Number of its arrivals; 1 without duplicates."""
+    has_conflict: bool
+    """True where a later arrival had another body."""
     deliveries: Sequence[ListedDelivery]
+    account: str | None = None
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -1048,8 +1343,17 @@ class Cause(msgspec.Struct, frozen=True):
     """The first line of the error, or `HTTP 404`, or `crash`."""
     count: int
     first_at: datetime
+    """When the first of them died for the first time, before any replay."""
     last_at: datetime
     sample: DeliveryId
+    per_hour: Sequence[int] = ()
+    """How many died in each of the last 24 hours, oldest first."""
+
+
+def count_hours(ages: Iterable[int]) -> list[int]:
+    """Count ages in whole hours: one number for each of the last 24 hours, oldest first."""
+    counted = Counter(ages)
+    return [counted[hour] for hour in range(23, -1, -1)]
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -1082,6 +1386,101 @@ class StoredWorker(msgspec.Struct, frozen=True):
     destinations: Sequence[str]
 
 
+class Noun(StrEnum):
+    """What can be defined."""
+
+    source = "source"
+    destination = "destination"
+    route = "route"
+    account = "account"
+
+
+class StoredDefinition(msgspec.Struct, frozen=True):
+    """A source, destination or route that was made while the inbox runs."""
+
+    noun: Noun
+    name: str
+    """Of a route: its id."""
+    id: int
+    """In the store; of a route: its destination's."""
+    account: str | None
+    address: bytes | None
+    """Of a source: a digest of the last part of its address (`address_hash`)."""
+    source: str | None
+    destination: str | None
+    """The ends of a route."""
+    settings: str
+    """As given, JSON, without secrets."""
+    secrets: bytes | None
+    """The secret ones, JSON, encrypted."""
+    is_enabled: bool
+    version: int
+    created_at: datetime
+    changed_at: datetime
+    is_led_nowhere: bool = False
+    """Of a route: its destination is disabled."""
+    led_to: str | None = None
+    """Of a route: the settings of its destination, where that is stored."""
+
+
+class DefinitionWrite(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of one stored definition, with its audit entry."""
+
+    act: Literal["create", "change", "rotate", "enable", "disable", "delete"]
+    noun: Noun
+    name: str
+    actor: str
+    detail: str
+    """Of the audit entry: before and after, JSON, without secrets."""
+    expected: int | None = None
+    """Version of the definition that was changed; None for a new one."""
+    account: str | None = None
+    address: bytes | None = None
+    source: str | None = None
+    destination: str | None = None
+    settings: str = "{}"
+    secrets: bytes | None = None
+    is_enabled: bool = True
+    largest_body: int = 0
+    """Bytes of the largest body that the source takes."""
+    unless_waiting: bool = True
+    """Refuse to delete a destination that deliveries wait for."""
+    aliases: Sequence[str] = ()
+    """Of an account: its other names."""
+    moves: bool = False
+    """Take aliases away from other accounts, which otherwise is refused."""
+
+
+class DefinitionChange(msgspec.Struct, frozen=True, array_like=True):
+    """A stored definition that was made, changed or deleted."""
+
+    version: int
+    noun: Noun
+    name: str
+    id: int
+    address: bytes | None
+    source: str | None
+    destination: str | None
+    is_enabled: bool
+    """False where it was disabled or deleted."""
+
+
+class DefinitionChanges(msgspec.Struct, frozen=True, array_like=True):
+    """What has changed up to a version, in order of commit; of each definition the last change."""
+
+    version: int
+    largest_body: int
+    """Bytes of the largest body that any stored source takes, or has taken."""
+    since: int
+    """The version from which on `changed` has every change; -1: from nowhere on, so all that is known may be old."""
+    changed: Sequence[DefinitionChange] = ()
+
+
+def address_hash(path: str) -> bytes:
+    """Hash the last part of a source's address, because it may be a secret."""
+    return digest(b"address", path.encode("utf-8", "surrogateescape"))
+
+
 class Audited(msgspec.Struct, frozen=True):
     """Something a person or program did."""
 
@@ -1094,6 +1493,59 @@ class Audited(msgspec.Struct, frozen=True):
 
 
 # -- sweeping ----------------------------------------------------------------------------------
+
+
+class StoredMedia(msgspec.Struct, frozen=True):
+    """A file that an event refers to, as it is kept."""
+
+    n: int
+    """Its place in the event, from 0."""
+    digest: bytes
+    """SHA-256 of its content."""
+    size: int
+    type: str
+    """Media type: `image/jpeg`."""
+    filename: str | None = None
+
+
+class ArchivedDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished delivery as it is archived."""
+
+    destination: str
+    subject_key: bytes | None
+    seq: int
+    status: str
+    note: str | None
+    run: int
+    attempts: int
+    options: int
+    settled_at: datetime | None
+    category: str | None
+    last_status: int | None
+    last_error: str | None
+    reason: str | None
+    fair: int | None
+
+
+class ArchivedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event as it is archived: everything that is needed to deliver it again, one line of JSON."""
+
+    id: str
+    source: str
+    type: str
+    key: str | None
+    subject: str | None
+    received_at: datetime
+    event_at: datetime | None
+    marks: int
+    rank: int | None
+    rank_scope: str | None
+    body_hash: bytes
+    key_hash: bytes | None
+    head: bytes
+    body: bytes
+    account: str | None
+    deliveries: list[ArchivedDelivery]
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -1166,12 +1618,70 @@ class StoredReplay(msgspec.Struct, frozen=True):
     finished_at: datetime | None
 
 
+class ReplayItem(msgspec.Struct, frozen=True):
+    """One delivery of a replay, and what became of it."""
+
+    n: int
+    """Its place in the replay."""
+    delivery_id: DeliveryId
+    destination: str
+    outcome: str
+    """`done`, `dead`, `skipped`, `running` (handed to workers) or `left` (not begun)."""
+    type: str | None
+    """None where the event is no longer there, as with the next three."""
+    subject: str | None
+    received_at: datetime | None
+    error: str | None
+    """Its last error, where it is dead."""
+
+    @property
+    def event_id(self) -> EventId:
+        return self.delivery_id.event_id
+
+
+class ChartMark(msgspec.Struct, frozen=True):
+    """A moment that every chart shows, such as a deploy."""
+
+    at: datetime
+    text: str
+    actor: str
+
+
+class BreakerChange(msgspec.Struct, frozen=True):
+    """A breaker that has opened, or closed again."""
+
+    destination_id: int
+    open_until: datetime | None
+    """None: it has closed."""
+    failures: int
+
+
 class PlanSnapshot(msgspec.Struct, frozen=True):
     """The plan that a person was shown and confirms."""
 
     count: int
     at: datetime
     """Time of the plan, by the store's clock."""
+
+
+class PlannedFor(msgspec.Struct, frozen=True):
+    """The part of a replay's plan that concerns one destination."""
+
+    by_status: Mapping[DeliveryStatus, int] = msgspec.field(default_factory=dict)
+    left_out: Mapping[DeliveryStatus, int] = msgspec.field(default_factory=dict)
+    """Matching but not replayed."""
+    refused: int = 0
+    """Those of them whose last attempt was refused for good (`permanent`)."""
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str, DeliveryStatus, bool, bool, int]]) -> dict[str, PlannedFor]:
+        """Build the parts from rows (destination, status, whether replayed, whether refused for good, count)."""
+        parts: dict[str, tuple[Counter[DeliveryStatus], Counter[DeliveryStatus]]] = {}
+        refused: Counter[str] = Counter()
+        for name, status, is_replayed, is_refused, n in rows:
+            parts.setdefault(name, (Counter(), Counter()))[0 if is_replayed else 1][status] += n
+            refused[name] += n if is_replayed and is_refused else 0
+        return {name: cls(dict(taken), dict(left_out), refused[name]) for name, (taken, left_out) in parts.items()}
 
 
 class ReplayPlan(msgspec.Struct, frozen=True):
@@ -1189,6 +1699,8 @@ class ReplayPlan(msgspec.Struct, frozen=True):
     changed: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Deliveries whose first attempt went to another address than now, by destination."""
     sample: Sequence[StoredDelivery] = ()
+    parts: Mapping[str, PlannedFor] = msgspec.field(default_factory=dict)
+    """The same by destination, including those of which all are left out."""
 
 
 ERASED: Final = "erased"
@@ -1200,13 +1712,23 @@ _MENTION: Final = "subject:[erased]"
 class EraseOrder(msgspec.Struct, frozen=True):
     """An erasure that was asked for: whose events, by whom, and why."""
 
-    subject: str
+    subject: str | None
+    """None: every event of the account."""
     source_id: int | None = None
     """Only events of this source; two sources may use the same text for different subjects."""
     actor: str = ""
     reason: str = ""
     spelled: str = ""
     """The subject as stored queries of replays and old audit entries write it."""
+    account: str | None = None
+    """Only events of this account."""
+
+    @property
+    def target(self) -> str:
+        """Whose events, for the audit log, which must not contain the text of a subject."""
+        if self.subject is None:
+            return f"account {self.account}"
+        return f"subject {subject_hash(self.subject)}"
 
 
 class Erasure(msgspec.Struct, frozen=True):

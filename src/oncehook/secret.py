@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from oncehook import clock
 from oncehook.errors import ConfigError
+from oncehook.human import nearest
 
 REFERENCE_FORMS: Final = '{ env = "NAME" }, { file = "path" } or { credential = "name" }'
 
@@ -213,7 +215,9 @@ def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Pa
         if not _CREDENTIAL.fullmatch(reference) or reference in (".", ".."):
             raise ConfigError("credential must be a plain name: letters, digits, dots, dashes and underscores")
         return Secret.from_credential(reference, setting, env)
-    raise ConfigError(f"must be a reference; write {REFERENCE_FORMS}")
+    # only the known word is told, because a kind that is none may be the secret itself
+    near = nearest(kind, ("env", "file", "credential"))
+    raise ConfigError(f"must be a reference; write {REFERENCE_FORMS}" + (f'; did you mean "{near}"?' if near else ""))
 
 
 # -- how hard one is to guess ------------------------------------------------------------------
@@ -269,6 +273,9 @@ _PERCENTS: Final = re.compile(rb"%[0-9a-fA-F]{2}(?:%[0-9a-fA-F]{2})*")
 _SHORT: Final = {'"': b'"', "\\": b"\\", "/": b"/", "\b": b"b", "\f": b"f", "\n": b"n", "\r": b"r", "\t": b"t"}
 
 
+_SHORT_PAIRS: Final = [(b"\\" + escaped, character.encode()) for character, escaped in _SHORT.items()]
+
+
 class Masking:
     """Replacement of secrets in bytes by `[redacted]`, or by nines where it could be a number, so that JSON stays
     valid."""
@@ -280,10 +287,10 @@ class Masking:
         found = {secret.strip() for secret in secrets}
         # The longest first: one secret may be part of another.
         needles = sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
-        self._needles = [(needle, _stand_in(needle), _any_spelling(needle)) for needle in needles]
+        self._needles = [(needle, _stand_in(needle)) for needle in needles]
         self._texts = [(needle.decode("utf-8", "surrogateescape"), _stand_in(needle).decode()) for needle in needles]
         self._spelled = _ASCII_ESCAPES if all(needle.isascii() for needle in needles) else _ESCAPES
-        self._short = [(b"\\" + _SHORT[c], c.encode()) for c in _SHORT if any(c.encode() in n for n in needles)]
+        self._short = [pair for pair in _SHORT_PAIRS if any(pair[1] in needle for needle in needles)]
 
     def __bool__(self) -> bool:
         return bool(self._needles)
@@ -292,7 +299,7 @@ class Masking:
         """Return the bytes without the secrets: the very same object where none was found."""
         if not self._needles:
             return data
-        for needle, stand_in, _ in self._needles:
+        for needle, stand_in in self._needles:
             if needle in data:
                 data = data.replace(needle, stand_in)
         if b"\\" in data:
@@ -311,9 +318,9 @@ class Masking:
 
     def _replace_spelled(self, data: bytes, plain: bytes) -> bytes:
         """Search by pattern only where the unescaped text contains the secret: a pattern is a hundred times slower."""
-        for needle, stand_in, spelling in self._needles:
+        for needle, stand_in in self._needles:
             if needle in plain:
-                data = spelling.sub(stand_in, data)
+                data = _any_spelling(needle).sub(stand_in, data)
         return data
 
     def _unescape(self, data: bytes) -> bytes:
@@ -336,8 +343,12 @@ def _stand_in(secret: bytes) -> bytes:
     return b"9" * len(secret) if _NUMBER.fullmatch(secret) else MASKED
 
 
+@lru_cache(maxsize=256)
 def _any_spelling(secret: bytes) -> re.Pattern[bytes]:
-    """Compile a pattern for this secret in which every character may be escaped as in JSON or in a form."""
+    """Compile a pattern for this secret in which every character may be escaped as in JSON or in a form.
+
+    Compiled where it is needed, which is hardly ever: it takes a millisecond, and there may be a secret per account.
+    """
     try:
         characters = list(secret.decode())
     except UnicodeDecodeError:

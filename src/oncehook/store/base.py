@@ -13,11 +13,19 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from oncehook import clock
+from oncehook.errors import DefinitionChanged, Exists, InUse, NotFound
 from oncehook.model import (
+    PRIORITIES,
+    Allowance,
+    ArchivedEvent,
     ArrivalId,
     Audited,
+    BreakerChange,
     Cause,
+    ChartMark,
     Check,
+    DefinitionChanges,
+    DefinitionWrite,
     DeliveryId,
     DeliveryStatus,
     Engine,
@@ -33,16 +41,20 @@ from oncehook.model import (
     Lease,
     LeaseRequest,
     Level,
+    LimitRequest,
     ListedEvent,
+    Noun,
     Options,
     Outlook,
     Page,
     Planned,
     PlanSnapshot,
+    Priority,
     Pruned,
     Rejection,
     ReplayCommand,
     ReplayId,
+    ReplayItem,
     ReplayPlan,
     ReplayState,
     SchemaState,
@@ -50,10 +62,13 @@ from oncehook.model import (
     Settlement,
     StoredArrival,
     StoredAttempt,
+    StoredDefinition,
     StoredDelivery,
+    StoredMedia,
     StoredReplay,
     StoredSession,
     StoredWorker,
+    Total,
     Verdict,
 )
 from oncehook.store.cipher import Cipher
@@ -88,6 +103,11 @@ class Timeouts:
     """Between two checks whether a full disk has space again."""
 
 
+AHEAD = 0.25
+"""Seconds that moments to begin an attempt are reserved ahead, by a rate that counts over all workers."""
+MADE_UP_FOR = 0.1
+"""Seconds of such moments that may be reserved although they have passed, so that a late request loses none."""
+
 KEPT_ARRIVALS = 20
 """Later arrivals stored per event, the latest ones; `copies` counts all."""
 
@@ -101,8 +121,20 @@ MOST_DECRYPTED = 100_000
 MOST_DECRYPTED_BYTES = 256 << 20
 """Bytes of encrypted bodies that a replay or a discard searches at most, because only Python can read them."""
 
+Series = dict[str, list[tuple[datetime, int]]]
+"""Counts by name, in steps of time."""
+
+KEPT_MARKS = 1000
+"""Moments marked in charts that are kept."""
+
+MOST_CHANGES = 1000
+"""Changes of definitions that are told one by one; more of them are as if some had been missed."""
+
 KEPT_REJECTIONS = 1000
 """Size of the ring of rejected arrivals."""
+
+REJECTED_KEPT = 7 * 86_400.0
+"""Seconds for which the bytes of a rejected arrival are kept."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,6 +158,29 @@ def bind(intakes: Iterable[Intake], known: Mapping[bytes, bytes | None]) -> None
             first = firsts.setdefault(item.proof, item.key_hash)
             if item.is_bound and first is not None:
                 item.key_hash = first
+
+
+def name_taken(name: str, account: str) -> Exists:
+    """Build the refusal of a name that is another account's."""
+    if name == account:
+        return Exists(f'"{name}" is an alias of another account.')
+    return Exists(f'"{name}" is another account\'s.', hint="An alias is moved with `move`; an id stays where it is.")
+
+
+def account_in_use(account: str, noun: str, name: str) -> InUse:
+    """Build the refusal to delete an account that has definitions."""
+    return InUse(f'Account {account} still has {noun} "{name}".', hint="Delete what is defined for it first.")
+
+
+def check_expected(write: DefinitionWrite, found: int | None) -> None:
+    """Refuse a change of a definition that is not as its author has seen it. `found`: its version; None: none is
+    there."""
+    if write.expected is None and found is not None:
+        raise Exists(f'There is a {write.noun} "{write.name}" already.')
+    if write.expected is not None and found is None:
+        raise NotFound(f'There is no {write.noun} "{write.name}", or no longer.')
+    if write.expected != found:
+        raise DefinitionChanged
 
 
 class Pending:
@@ -209,9 +264,9 @@ class Taker(Protocol):
 
     id: str
 
-    def reserve(self, destination_id: int) -> float | None:
+    def reserve(self, destination_id: int, priority: Priority) -> float | None:
         """Reserve a slot for a delivery to this destination; return the seconds to lease it for, or None without a free
-        slot."""
+        slot, or where others come first."""
 
     def begin_reserved(self, lease: Lease, asked_at: float) -> None:
         """Begin a leased delivery. `asked_at`: when the lease was requested, by the steady clock."""
@@ -243,6 +298,12 @@ class StoreObserver:
 
     def note_finished(self, replay: StoredReplay) -> None:
         """Note a replay that ended in this process, done or aborted; called once for each."""
+
+    def note_breaker(self, change: BreakerChange) -> None:
+        """Note a breaker that a settlement of this process has opened or closed."""
+
+    def note_definitions(self, changes: DefinitionChanges) -> None:
+        """Note changes of stored definitions, in order of commit, wherever they were made."""
 
 
 class CommandObserver(StoreObserver):
@@ -282,7 +343,7 @@ class Reserved:
                     if first != planned.id:
                         self._followed.add(first)
                     elif not planned.options & Options.latest_wins:
-                        seconds = taker.reserve(planned.destination_id)
+                        seconds = taker.reserve(planned.destination_id, PRIORITIES[planned.options])
                         if seconds is not None:
                             self.seconds[planned.id] = seconds
                             self._meant[planned.id] = (intake, item, planned)
@@ -363,8 +424,10 @@ class IntakeStore(Protocol):
     def record_in_blocking(self, tx: Any, intake: Intake) -> list[Verdict]:
         """Record like `record_in`, on a thread: with psycopg's `Connection`, or Django's or SQLAlchemy's."""
 
-    async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
-        """Add to the bounded list of rejections, and to the counters: (source id, name) -> count."""
+    async def record_rejections(
+        self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, int, str], int]
+    ) -> None:
+        """Add to the bounded list of rejections, and to the counters: (source id, destination id, name) -> count."""
 
     async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
         """Store keys that were seen elsewhere, for `keep` seconds from now: an arrival with one is a duplicate,
@@ -390,8 +453,17 @@ class QueueStore(Protocol):
         last result, or the beginning of time.
         """
 
-    def renew(self, leases: Sequence[Lease]) -> set[int]:
-        """Extend these leases by their `seconds`, from now; return the fences that are still ours.
+    async def allow(self, wants: Sequence[LimitRequest], worker: str) -> list[Allowance]:
+        """Reserve moments and places for a worker, by limits that count over all workers.
+
+        Moments are at most AHEAD, and no two workers get the same. Places of all workers together are never more than
+        the limit, unless it was lowered. They count for two leases from now, or until they are handed back or a lease
+        of their worker has expired; attempts may begin under them for one.
+        """
+
+    def renew(self, leases: Sequence[Lease], worker: str | None = None) -> set[int]:
+        """Extend these leases by their `seconds`, from now; return the fences that are still ours. `worker`: also
+        extend the places that it holds.
 
         Called on a thread of its own, never on the loop: a blocked handler or loop must not delay it (R32). May block
         for a short while. Raises StoreUnavailable when the outcome is unknown.
@@ -484,12 +556,29 @@ class AdminStore(Protocol):
     async def resume(self, destination_id: int, actor: str) -> None:
         """Resume a destination and reset its breaker."""
 
+    async def try_now(self, destination_id: int, actor: str) -> bool:
+        """Let an open breaker try one delivery now, and make one due where none is; return False where it is closed."""
+
+    async def add_mark(self, text: str, actor: str) -> ChartMark:
+        """Keep a mark for charts at this moment; the latest KEPT_MARKS stay."""
+
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
         """Write an audit entry about an act outside the store."""
 
     async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
         """Store a digest of each setting at this start; where some differ from those of the last start at the same
         place, write an entry `settings` with their names. The first start at a place only stores them."""
+
+    async def write_definition(self, write: DefinitionWrite) -> StoredDefinition | None:
+        """Make, change or delete a definition; raise the version of definitions; all processes are told.
+
+        Deleting a source or destination deletes its routes. Returns None for a deleted one. Raises Exists, NotFound,
+        DefinitionChanged where `expected` is not its version any more, and InUse.
+        """
+
+    async def discard_waiting(self, destination_id: int, before: bytes, reason: str, limit: int = 200) -> int:
+        """Discard one short batch of open deliveries and dead letters of a destination, those with a lower id than
+        `before`; return how many. Call again while it finds some. Leases on them end."""
 
     async def invalidate_leases(self) -> int:
         """Raise all fences and end all leases (R69) and sessions after a restore: they may have ended since the backup.
@@ -506,13 +595,34 @@ class ReadStore(Protocol):
         `ids`), an event matches when a single delivery of it meets all of them.
         """
 
+    async def events_beside(self, event_id: EventId, source: str) -> tuple[EventId | None, EventId | None]:
+        """Return the events of a source before and after one, by their ids."""
+
+    async def count_events(self, filter: Filter) -> Total:
+        """Count matching events, as far as a page or MOST_COUNTED go."""
+
     async def arrivals_of(self, event_id: EventId) -> list[StoredArrival]:
         """Return later arrivals of an event, oldest first; at most KEPT_ARRIVALS duplicates and as many conflicts."""
 
     async def batch_body(self, batch_id: ArrivalId) -> tuple[bytes, bytes] | None:
         """Return head and raw body of the request that a split event came in."""
 
-    async def recent_rejections(self, limit: int = 50) -> list[Rejection]: ...
+    async def find_references(self, ids: Sequence[bytes]) -> dict[bytes, bool]:
+        """Return which of these events, later arrivals and split requests exist, and whether each one's body is a
+        reference to an object (`bodies`)."""
+
+    async def list_references(self, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return the ids of rows whose body is a reference, with the reference, in order of ids. Reads all rows after
+        that one."""
+
+    async def media_of(self, event_id: EventId) -> list[StoredMedia]:
+        """Return the files of an event that are kept, in their order."""
+
+    async def find_media(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Return which of these files some event refers to."""
+
+    async def recent_rejections(self, limit: int = 50, *, before: int | None = None) -> list[Rejection]:
+        """Return the latest rejections, newest first, with numbers below `before`."""
 
     async def figures(self, since: datetime | None = None) -> Figures:
         """Sum the counters since a moment: received, accepted, duplicate, conflict, rejected per source."""
@@ -530,9 +640,14 @@ class ReadStore(Protocol):
     async def subject_of(self, delivery_id: DeliveryId, around: int = 10) -> list[StoredDelivery]:
         """Return a delivery and its neighbours of the same destination, source and subject, in order of commit."""
 
-    async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
-        """Group dead letters by destination and cause, the most frequent first; with `sources`, of their events only.
-        Reads the latest 10,000."""
+    async def causes(
+        self,
+        destination: str | None = None,
+        sources: Collection[str] | None = None,
+        accounts: Collection[str] | None = None,
+    ) -> list[Cause]:
+        """Group dead letters by destination and cause, the most frequent first; with `sources` and `accounts`, of their
+        events only. Reads the latest 10,000."""
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan: ...
 
@@ -540,25 +655,83 @@ class ReadStore(Protocol):
 
     async def find_replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]: ...
 
+    async def replay_items(self, replay_id: ReplayId, *, after: int = 0, limit: int = 50) -> list[ReplayItem]:
+        """Return what became of a replay's deliveries, in its order, from behind place `after`."""
+
+    async def replay_outcomes(self, replay_id: ReplayId) -> dict[str, dict[str, int]]:
+        """Count a replay's deliveries by destination and outcome, as `ReplayItem` names it."""
+
+    async def chart_marks(self, since: datetime) -> list[ChartMark]:
+        """Return the marks since a moment, oldest first."""
+
+    async def sizes(self) -> list[tuple[datetime, int]]:
+        """Return the bytes that the store had on disk, by hour, oldest first, as far as `roll_up` has noted them."""
+
     async def levels(self) -> dict[str, Level]: ...
 
     async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
         """Count deliveries of events received since a moment, by current status (`leased` separate from `pending`)."""
 
     async def count_of(
-        self, sources: Collection[str], since: datetime | None = None
+        self,
+        sources: Collection[str] | None,
+        since: datetime | None = None,
+        accounts: Collection[str] | None = None,
     ) -> dict[str, dict[DeliveryStatus, int]]:
-        """Count deliveries of these sources' events, by destination and status; with `since`, of events received since.
-        Counts rows, because counters are kept by source or by destination, not by both."""
+        """Count deliveries of these sources' and accounts' events, by destination and status; with `since`, of events
+        received since. Counts rows, because counters are kept by source or by destination, not by both."""
+
+    async def figures_of(
+        self, accounts: Collection[str], since: datetime, sources: Collection[str] | None = None
+    ) -> Figures:
+        """Count what arrived for some accounts since a moment, by source. Counts rows, because counters are not kept by
+        account."""
 
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
-    ) -> dict[str, list[tuple[datetime, int]]]:
+    ) -> Series:
         """Return counters by name in steps of so many seconds, for charts."""
+
+    async def destination_series(self, since: datetime, step: float) -> dict[str, Series]:
+        """Return the counters of every destination by name, in steps, levels included as signed changes."""
 
     async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
         """Return the audit log, newest first; with `actor`, only that actor's entries. The database refuses to change
         an entry, or to remove one except by `prune`; `check` verifies their chain (S34)."""
+
+    async def find_definitions(self, noun: Noun, names: Collection[str]) -> list[StoredDefinition]: ...
+
+    async def find_sources(self, addresses: Collection[bytes]) -> list[StoredDefinition]:
+        """Return the sources at these addresses (`address_hash`), enabled or not, and the routes that begin there."""
+
+    async def find_routes(self, sources: Collection[str]) -> list[StoredDefinition]:
+        """Return the routes from these sources."""
+
+    async def find_routes_to(self, destinations: Collection[str]) -> list[StoredDefinition]:
+        """Return routes to these destinations, at most MOST_CHANGES of them."""
+
+    def find_routes_blocking(self, sources: Collection[str]) -> list[StoredDefinition]:
+        """Find like `find_routes`, on a thread, even before `open` (PostgreSQL). Raises StoreUnavailable."""
+
+    async def find_destinations(self, ids: Collection[int]) -> list[StoredDefinition]:
+        """Return the destinations with these ids."""
+
+    async def list_definitions(
+        self, noun: Noun, *, account: str | None = None, after: str = "", limit: int = 50
+    ) -> list[StoredDefinition]:
+        """Return definitions by name, those after a name; with `account`, only its own."""
+
+    async def find_accounts(self, names: Collection[str]) -> dict[str, StoredDefinition]:
+        """Return the accounts that have these ids or aliases, by name."""
+
+    async def aliases_of(self, accounts: Collection[str]) -> dict[str, list[str]]:
+        """Return the aliases of these accounts, sorted; accounts without one are left out."""
+
+    async def find_kept_sources(self) -> list[StoredDefinition]:
+        """Return the sources that say themselves how long finished events are kept."""
+
+    async def definition_changes(self, since: int) -> DefinitionChanges:
+        """Return what has changed since a version; only the version itself, where that is negative or too much has."""
 
     async def token_uses(self) -> dict[str, datetime]:
         """Return when each token was last used, by name, to the minute."""
@@ -588,28 +761,60 @@ class UpkeepStore(Protocol):
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
         """Store hashes of the destinations' current addresses, by id, so that a replay can report a changed one."""
 
-    async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
+    async def prune(
+        self,
+        keep_events: Mapping[int, float],
+        otherwise: float,
+        limit: int = 500,
+        only: Sequence[EventId] | None = None,
+    ) -> Pruned:
         """Remove one short batch of what has outlived its time: events with everything about them, keys past their
         window, orphaned batches, old ranks, replays and audit entries, sessions that are over. Call again while it
         finds something.
 
         `keep_events` is in seconds by source id, `otherwise` for the others. Removes only events whose deliveries are
-        all done or discarded; pending ones and dead letters stay (R67). Keys stay for their window (R20).
+        all done or discarded; pending ones and dead letters stay (R67). Keys stay for their window (R20). With `only`,
+        no other events are removed than these.
+        """
+
+    async def keep_media(self, event_id: EventId, media: StoredMedia) -> bool:
+        """Note that a file of an event is kept; return False where the event is gone, or erased."""
+
+    async def find_prunable(
+        self, source_id: int, keep: float, after: bytes, limit: int
+    ) -> tuple[list[EventId], bytes | None]:
+        """Return which of a source's next events after that one `prune` would remove, and where to go on; None at the
+        end."""
+
+    async def read_archivable(self, ids: Sequence[EventId]) -> list[ArchivedEvent]:
+        """Return events with their deliveries, to be archived, with bodies as they are stored: encrypted, or a
+        reference."""
+
+    async def restore(self, events: Sequence[ArchivedEvent], keep: float, actor: str) -> int:
+        """Bring archived events back, with their deliveries, for so many seconds; return how many were not there.
+
+        The opposite of `prune`: what was counted as purged no longer is. Neither keys nor work come back. Audited as
+        `restore`.
         """
 
     async def roll_up(self) -> int:
-        """Fold counters older than two days from minutes into days; sums never change. Returns rows removed."""
+        """Fold counters into hours once they are two days old, into days after nine; sums never change. Notes the
+        store's size, too. Returns rows removed."""
 
     async def mark_watermark(self, name: str, crossed: bool) -> bool:
         """Store that a watermark is crossed, or no longer; return True to exactly one caller when that is a change."""
 
     async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
-        """Begin a session that lasts so many seconds; when there are too many, end the oldest."""
+        """Begin a session that lasts so many seconds; when there are too many, end the oldest. Those of customers are
+        counted apart."""
 
     async def get_session(self, hash: bytes) -> StoredSession | None:
         """Return a session; None when there is none, or it has ended. Writes nothing."""
 
     async def end_session(self, hash: bytes) -> None: ...
+
+    async def take_link(self, hash: bytes, seconds: float) -> bool:
+        """Store that a link, which is valid for so many more seconds, was used; return False where it was before."""
 
     async def note_token_use(self, name: str) -> None:
         """Store that a token is used now, unless that was stored within the last TOKEN_USE_SECONDS."""
@@ -640,6 +845,10 @@ class Store(IntakeStore, QueueStore, AdminStore, ReadStore, UpkeepStore, Protoco
     def owner(self) -> int | None:
         """Process that owns the store's file, as far as this one knows; None where the store is a server."""
 
+    @property
+    def learns_changes(self) -> bool:
+        """True while changes of stored definitions are learnt of within a second, wherever they were made."""
+
     cipher: Cipher
     """Encrypts payloads; may be given other keys before `open`."""
     observer: StoreObserver
@@ -649,6 +858,12 @@ class Store(IntakeStore, QueueStore, AdminStore, ReadStore, UpkeepStore, Protoco
 
     def free_disk(self) -> float | None:
         """Return the free part of the store's disk, from 0 to 1; None for a server's."""
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes of the store's disk; None for a server's."""
+
+    def warning(self) -> str | None:
+        """Return what `doctor` warns of in the database's own software; None where nothing is known against it."""
 
     async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
         """Connect, check that the engine keeps its promises (R2, R61, R66), and migrate the schema.

@@ -7,6 +7,10 @@ An encrypted value describes itself, so rows of any age coexist and no column is
 
     magic (4) · version (1) · key id (4) · nonce (24) · AES-256-GCM ciphertext and tag (16)
 
+So does the reference to a value that is an object elsewhere (`bodies`), in the same form as it would have here:
+
+    magic (4) · 2 · SHA-256 of the object (32) · size of the plain value, in decimal
+
 The first half of the nonce is random and derives a key for this value alone; the second half is GCM's own. So one key
 serves any number of values, while 96 random bits alone would need a new key after some billions (busy inboxes get there
 within weeks). Column and row id are authenticated, too, so that a value moved to another row or column is detected.
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
@@ -25,12 +30,26 @@ from msgspec.structs import replace
 
 from oncehook import clock
 from oncehook.errors import ConfigError, Undecryptable
-from oncehook.model import Intake, Item, Lease, StoredArrival, StoredAttempt, StoredEvent
+from oncehook.model import (
+    Evidence,
+    Intake,
+    Item,
+    Lease,
+    Rejection,
+    StoredArrival,
+    StoredAttempt,
+    StoredEvent,
+    join_answer,
+    split_answer,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-Column = Literal["body", "head", "batch body", "batch head", "answer"]
+Column = Literal[
+    "body", "head", "batch body", "batch head", "answer", "rejected body", "rejected head", "secrets", "archive",
+    "media",
+]  # fmt: skip
 """Kind of a value. Events and later arrivals share the first two, because their rows have different ids."""
 
 MAGIC: Final = b"\xffOHE"
@@ -39,6 +58,7 @@ MAGIC: Final = b"\xffOHE"
 ENCRYPTED: Final = MAGIC + b"\x01"
 PLAIN: Final = MAGIC + b"\x00"
 """Prefix of a plain value that begins with MAGIC itself, so that nobody can send one that looks encrypted."""
+REFERENCE: Final = MAGIC + b"\x02"
 
 OVERHEAD: Final = len(ENCRYPTED) + 4 + 24 + 16
 """Bytes by which an encrypted value is longer."""
@@ -53,6 +73,25 @@ _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 V = TypeVar("V", bytes, bytes | None)
 E = TypeVar("E", bound=StoredEvent)
+
+
+class Reference(bytes):
+    """What is kept in place of a value that is an object elsewhere."""
+
+    @classmethod
+    def to(cls, kept: bytes, size: int) -> Reference:
+        """Refer to an object with this content, whose plain value has this size."""
+        return cls(REFERENCE + hashlib.sha256(kept).digest() + b"%d" % size)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the object."""
+        return self[len(REFERENCE) : len(REFERENCE) + 32]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the plain value."""
+        return int(self[len(REFERENCE) + 32 :])
 
 
 def read_key(text: bytes) -> bytes:
@@ -82,6 +121,10 @@ class _Key:
         self._aesgcm = _aesgcm()
         self._secret = secret
         self.id = hmac.digest(secret, b"oncehook key id", "sha256")[:4]
+
+    def derive_key(self, purpose: bytes) -> bytes:
+        """Return a key for another purpose, from which neither this one nor that of another purpose can be found."""
+        return hmac.digest(self._secret, b"oncehook purpose " + purpose, "sha256")
 
     def derive(self, salt: bytes) -> AESGCM:
         """Return the cipher for the value with this salt."""
@@ -119,6 +162,10 @@ class Cipher:
         """Ids of its keys, the one that encrypts first."""
         return tuple(id_.hex() for id_ in self._keys)
 
+    def derive_keys(self, purpose: bytes) -> list[bytes]:
+        """Return keys for another purpose, one from each key; the first from the one that encrypts."""
+        return [key.derive_key(purpose) for key in self._keys.values()]
+
     @property
     def has_keys(self) -> bool:
         return bool(self._keys)
@@ -140,9 +187,11 @@ class Cipher:
         return b"".join((begin, nonce, text))
 
     def decrypt(self, value: V, column: Column, row: bytes) -> V:
-        """Return the plain value of this column and row. Raises Undecryptable."""
+        """Return the plain value of this column and row, or the Reference to it. Raises Undecryptable."""
         if not value or not value.startswith(MAGIC):
             return value
+        if value.startswith(REFERENCE) and value[len(REFERENCE) + 32 :].isdigit():
+            return Reference(value)
         if value.startswith(PLAIN):
             return value[len(PLAIN) :]
         begin, nonce = value[:_KEY_END], value[_KEY_END:_NONCE_END]
@@ -166,8 +215,8 @@ class Cipher:
     # -- what is written ---------------------------------------------------------------------------
 
     def encrypt_body(self, item: Item) -> bytes:
-        """Encrypt the body of an item, for its event or for a later arrival."""
-        return self.encrypt(item.body, "body", item.event_id)
+        """Encrypt the body of an item, for its event or for a later arrival; a large one is referred to."""
+        return item.reference or self.encrypt(item.body, "body", item.event_id)
 
     def encrypt_head(self, intake: Intake, item: Item) -> bytes | None:
         """Encrypt the head to be stored with an item; None where the batch's own serves.
@@ -179,13 +228,19 @@ class Cipher:
         return self.encrypt(intake.headers, "head", item.event_id)
 
     def encrypt_batch(self, intake: Intake) -> tuple[bytes, bytes | None]:
-        """Encrypt head and raw body of a split request."""
+        """Encrypt head and raw body of a split request; a large body is referred to."""
         id_ = intake.arrival_id
-        return self.encrypt(intake.headers, "batch head", id_), self.encrypt(intake.raw, "batch body", id_)
+        raw = intake.raw_reference or self.encrypt(intake.raw, "batch body", id_)
+        return self.encrypt(intake.headers, "batch head", id_), raw
 
-    def encrypt_answer(self, answer: bytes | None, delivery_id: bytes, fence: int) -> bytes | None:
-        """Encrypt a destination's answer in an attempt."""
-        return self.encrypt(answer, "answer", _attempt_row(delivery_id, fence))
+    def encrypt_answer(self, evidence: Evidence, delivery_id: bytes, fence: int) -> bytes | None:
+        """Encrypt what an attempt sent and got."""
+        return self.encrypt(join_answer(evidence), "answer", _attempt_row(delivery_id, fence))
+
+    def encrypt_rejection(self, rejection: Rejection) -> tuple[bytes | None, bytes | None]:
+        """Encrypt what is kept of a rejected arrival."""
+        head = self.encrypt(rejection.head, "rejected head", rejection.id)
+        return head, self.encrypt(rejection.body, "rejected body", rejection.id)
 
     # -- what was read -----------------------------------------------------------------------------
 
@@ -194,7 +249,7 @@ class Cipher:
         head, body = self.decrypt(event.request_head, "head", event.id), self.decrypt(event.body, "body", event.id)
         if head is event.request_head and body is event.body:
             return event
-        return msgspec.structs.replace(event, request_head=head, body=body)
+        return msgspec.structs.replace(event, request_head=head, body=body, is_apart=isinstance(body, Reference))
 
     def read_lease(self, lease: Lease) -> Lease:
         """Decrypt a lease in place; one that cannot be decrypted is marked, so that others are not held up."""
@@ -202,7 +257,7 @@ class Cipher:
             lease.event = self.read_event(lease.event)
         except Undecryptable as error:
             lease.event = lease.event.without_payload()
-            lease.unreadable = str(error)
+            lease.unreadable = f"{error.code}: {error}"
         return lease
 
     def read_arrival(self, arrival: StoredArrival) -> StoredArrival:
@@ -214,6 +269,15 @@ class Cipher:
             return replace(arrival, request_head=b"", body=None, unreadable=error)
         return replace(arrival, request_head=head, body=body)
 
+    def read_rejection(self, rejection: Rejection) -> Rejection:
+        """Decrypt what was kept of a rejected arrival, in place; nothing where it cannot be decrypted."""
+        try:
+            rejection.head = self.decrypt(rejection.head, "rejected head", rejection.id)
+            rejection.body = self.decrypt(rejection.body, "rejected body", rejection.id)
+        except Undecryptable:
+            rejection.head = rejection.body = None
+        return rejection
+
     def read_batch(self, batch_id: bytes, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Decrypt head and raw body of a split request. Raises Undecryptable."""
         return self.decrypt(head, "batch head", batch_id), self.decrypt(body, "batch body", batch_id)
@@ -222,12 +286,13 @@ class Cipher:
         """Decrypt an attempt. An answer that cannot be decrypted is replaced by the reason."""
         kept = attempt.evidence.answer
         try:
-            answer = self.decrypt(kept, "answer", _attempt_row(attempt.delivery_id, attempt.fence))
+            whole = self.decrypt(kept, "answer", _attempt_row(attempt.delivery_id, attempt.fence))
         except Undecryptable as error:
-            answer = f"({error})".encode()
+            whole = f"({error})".encode()
+        answer, exchange = split_answer(whole)
         if answer is kept:
             return attempt
-        return replace(attempt, evidence=msgspec.structs.replace(attempt.evidence, answer=answer))
+        return replace(attempt, evidence=msgspec.structs.replace(attempt.evidence, answer=answer, exchange=exchange))
 
 
 def _attempt_row(delivery_id: bytes, fence: int) -> bytes:

@@ -22,6 +22,7 @@ from oncehook.model import (
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
+    ChartMark,
     DeliveryId,
     DeliveryStatus,
     EraseOrder,
@@ -30,18 +31,20 @@ from oncehook.model import (
     Id,
     Options,
     Page,
+    PlannedFor,
     PlanSnapshot,
     Priority,
     ReplayCommand,
     ReplayId,
+    ReplayItem,
     ReplayPlan,
     ReplayState,
     StoredReplay,
     mention_of,
-    subject_hash,
     without_mention,
 )
 from oncehook.store.audit import changed_settings
+from oncehook.store.base import KEPT_MARKS
 from oncehook.store.filters import STATUS
 from oncehook.store.postgres.connection import (
     AUDIT,
@@ -184,10 +187,32 @@ _LIST: Final = _REPLAYS + "WHERE $1::uuid IS NULL OR r.id < $1 ORDER BY r.id DES
 
 _PLAN: Final = Statement(
     ("SELECT " + STATUS + " AS status, t.name, count(*), min(e.received_at), max(e.received_at),")
-    + (" d.note IS NOT DISTINCT FROM 'erased', " + _CHANGED + " FROM deliveries d" + TOGETHER)
-    + ("WHERE " + MATCHES + "GROUP BY 1, 2, 6, 7")
+    + (" d.note IS NOT DISTINCT FROM 'erased', " + _CHANGED + ", d.category IS NOT DISTINCT FROM 'permanent'")
+    + (" FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "GROUP BY 1, 2, 6, 7, 8")
 )
 _SAMPLE: Final = Statement(COLUMNS + _REPLAYED + MATCHES + "ORDER BY d.seq LIMIT 5")
+
+_ITEM_OUTCOME: Final = "coalesce(i.outcome, CASE WHEN i.fed_at IS NULL THEN 'left' ELSE 'running' END)"
+_REPLAY_ITEMS: Final = (
+    "SELECT i.n, i.delivery_id, " + _ITEM_OUTCOME + ", e.type, e.subject, e.received_at,"
+    " CASE WHEN d.status = 'dead' THEN d.last_error END FROM replay_items i"
+    " LEFT JOIN deliveries d ON d.id = i.delivery_id LEFT JOIN events e ON e.id = d.event_id"
+    " WHERE i.replay_id = $1 AND i.n > $2 ORDER BY i.n LIMIT $3"
+)
+_REPLAY_OUTCOMES: Final = (
+    "SELECT right(i.delivery_id::text, 6), " + _ITEM_OUTCOME + ", count(*) FROM replay_items i"
+    " WHERE i.replay_id = $1 GROUP BY 1, 2"
+)
+_ADD_MARK: Final = """
+WITH m AS (
+  INSERT INTO chart_marks (at, text, actor) VALUES (now(), $1, $2) RETURNING n, at
+), o AS (
+  DELETE FROM chart_marks WHERE n <= (SELECT n FROM m) - $3::bigint
+), a AS (
+  INSERT INTO audit (at, actor, act, target, detail) SELECT at, $2, 'mark', $1, '{}' FROM m
+)
+SELECT at FROM m
+"""
 
 _LATEST: Final = """
 SELECT status, extract(epoch FROM last_replay_at + make_interval(secs => $2::float8) - now())::float8, note
@@ -242,8 +267,17 @@ def _read_replay(row: Sequence[Any]) -> StoredReplay:
     return StoredReplay(ReplayId(row[0]), ReplayState(row[1]), json.loads(row[2]), *row[3:])
 
 
-_OF_SUBJECT: Final = " FROM events WHERE subject = $1 AND ($2::integer IS NULL OR source_id = $2) "
-_EVENTS: Final = "SELECT id, key_hash, batch_id" + _OF_SUBJECT + "ORDER BY id LIMIT $3 FOR UPDATE"
+_OF_SUBJECT: Final = (
+    " FROM events WHERE subject = $1 AND ($2::integer IS NULL OR source_id = $2)"
+    " AND ($3::text IS NULL OR account = $3) "
+)
+# 8: Mark.erased. An event that is erased has no subject any more, and keeps its account.
+_OF_ACCOUNT: Final = (
+    " FROM events WHERE $1::text IS NULL AND account = $3 AND ($2::integer IS NULL OR source_id = $2)"
+    " AND marks & 8 = 0 "
+)
+_EVENTS: Final = "SELECT id, key_hash, batch_id" + _OF_SUBJECT + "ORDER BY id LIMIT $4 FOR UPDATE"
+_EVENTS_OF_ACCOUNT: Final = "SELECT id, key_hash, batch_id" + _OF_ACCOUNT + "ORDER BY id LIMIT $4 FOR UPDATE"
 _KEYS: Final = "SELECT hash FROM keys WHERE hash = ANY($1::uuid[]) ORDER BY hash FOR UPDATE"
 _OF_EVENTS: Final = (
     " FROM events e JOIN deliveries d ON d.id > e.id AND d.id <= " + LAST_OF + " WHERE e.id = ANY($1::uuid[]) "
@@ -258,6 +292,15 @@ _OPEN_DELIVERIES: Final = (
     "SELECT d.id, d.status, d.replay_id" + _OF_EVENTS + "AND d.status IN ('pending', 'dead')"
     " ORDER BY d.id FOR UPDATE OF d"
 )
+_HEADS_OF: Final = """
+SELECT subject_key, delivery_id, carries, leased FROM heads
+WHERE subject_key IN (SELECT coalesce(d.subject_key, d.id) FROM deliveries d WHERE d.id = ANY($1::uuid[]))
+ORDER BY subject_key FOR UPDATE
+"""
+_OPEN_OF: Final = """
+SELECT id, status, replay_id FROM deliveries WHERE id = ANY($1::uuid[]) AND status IN ('pending', 'dead') ORDER BY id
+FOR UPDATE
+"""
 _CLOSE: Final = """
 WITH u AS (
   UPDATE deliveries d SET status = 'discarded', reason = $2, settled_at = now() FROM deliveries o
@@ -282,6 +325,10 @@ UPDATE heads h SET leased = false, attempts = h.attempts - 1, alone = false, due
   fence = nextval('fences')
 WHERE h.subject_key = ANY($1::uuid[])
 """
+_EMPTY_REJECTIONS: Final = """
+UPDATE rejections SET head = NULL, body = NULL WHERE (head IS NOT NULL OR body IS NOT NULL)
+  AND ($1::integer IS NULL OR source = (SELECT name FROM sources WHERE id = $1))
+"""
 # Empties everything stored about these events. `$1`: the events, `$2`: their keys.
 _EMPTY: Final = (
     """
@@ -299,6 +346,8 @@ WITH d AS MATERIALIZED (
 ), r AS (
   DELETE FROM ranks r USING d
   WHERE r.destination_id = d.destination_id AND r.source_id = d.source_id AND r.scope = d.scope
+), m AS (
+  DELETE FROM media WHERE event_id = ANY($1::uuid[])
 ), k AS (                            -- UNSEEN: no later copy is a conflict, so no body of one is kept
   UPDATE keys SET body_hash = '00000000-0000-0000-0000-000000000000'
   WHERE hash = ANY($2::uuid[]) AND event_id = ANY($1::uuid[])
@@ -313,10 +362,14 @@ SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM a)
 # The split requests of these events, and whether they contain events of other subjects: then the head stays.
 _BATCHES: Final = """
 SELECT b.id, length(b.body) > 0, EXISTS (
-    SELECT FROM events e WHERE e.batch_id = b.id AND e.marks & 8 = 0 AND e.subject IS DISTINCT FROM $2
+    SELECT FROM events e WHERE e.batch_id = b.id AND e.marks & 8 = 0 AND (
+      ($2::text IS NOT NULL AND e.subject IS DISTINCT FROM $2)
+      OR ($3::text IS NOT NULL AND e.account IS DISTINCT FROM $3))
   ) OR EXISTS (
     SELECT FROM arrivals a JOIN events e ON e.id = a.event_id
-    WHERE a.batch_id = b.id AND e.marks & 8 = 0 AND e.subject IS DISTINCT FROM $2)
+    WHERE a.batch_id = b.id AND e.marks & 8 = 0 AND (
+      ($2::text IS NOT NULL AND e.subject IS DISTINCT FROM $2)
+      OR ($3::text IS NOT NULL AND e.account IS DISTINCT FROM $3)))
 FROM batches b WHERE b.id IN (
   SELECT e.batch_id FROM events e WHERE e.id = ANY($1::uuid[])
   UNION SELECT a.batch_id FROM arrivals a WHERE a.event_id = ANY($1::uuid[]))
@@ -334,9 +387,18 @@ _MENTIONING_REPLAYS: Final = "SELECT id, about FROM replays WHERE position($1::t
 
 
 async def _close(connection: Connection, events: Ids, reason: str) -> int:
-    """Discard open and dead deliveries, so that their queues continue without them; return how many."""
+    """Discard open and dead deliveries of events, so that their queues continue without them; return how many."""
     heads = await fetch_all(connection, _HEADS, [events])
-    found = await fetch_all(connection, _OPEN_DELIVERIES, [events])
+    return await _close_found(connection, heads, await fetch_all(connection, _OPEN_DELIVERIES, [events]), reason)
+
+
+async def close_deliveries(connection: Connection, ids: Ids, reason: str) -> int:
+    """Discard those of these deliveries that are open or dead; return how many."""
+    heads = await fetch_all(connection, _HEADS_OF, [ids])
+    return await _close_found(connection, heads, await fetch_all(connection, _OPEN_OF, [ids]), reason)
+
+
+async def _close_found(connection: Connection, heads: list[Any], found: list[Any], reason: str) -> int:
     if not found:
         return 0
     await connection.execute(_CLOSE, [Ids([row[0] for row in found]), reason])
@@ -353,17 +415,23 @@ async def _close(connection: Connection, events: Ids, reason: str) -> int:
     return len(found)
 
 
-async def _empty_batches(connection: Connection, events: Ids, subject: str) -> list[bool]:
+async def _empty_batches(connection: Connection, events: Ids, order: EraseOrder) -> list[bool]:
     """Empty the split requests of these events. Return, for each that still had its bytes, whether other subjects were
     in it."""
-    found = await fetch_all(connection, _BATCHES, [events, subject])
+    found = await fetch_all(connection, _BATCHES, [events, *_whose(order)])
     if found:
         await connection.execute(_EMPTY_BATCHES, [Ids([row[0] for row in found]), Bools([row[2] for row in found])])
     return [shared for _, is_there, shared in found if is_there]
 
 
+def _whose(order: EraseOrder) -> list[str | None]:
+    return [None if text is None else clean_text(text) for text in (order.subject, order.account)]
+
+
 async def _forget_mentions(connection: Connection, order: EraseOrder) -> None:
     """Remove the subject from stored queries of replays; the audit log contains no subject."""
+    if order.subject is None:
+        return
     asked = [clean_text(mention_of(order))]
     for replay_id, about in await fetch_all(connection, _MENTIONING_REPLAYS, asked):
         cleaned = [without_mention(about, order), Id(replay_id)]
@@ -560,6 +628,9 @@ class PostgresAdmin(StorePart):
             newest=max((row[4] for row in meant), default=None),
             changed=_sum((row[1], row[2]) for row in meant if row[6]),
             sample=[read_delivery(row) for row in sample],
+            parts=PlannedFor.of(
+                (row[1], DeliveryStatus(row[0]), _is_replayed(row, force), row[7], row[2]) for row in found
+            ),
         )
 
     async def get_replay(self, replay_id: bytes) -> StoredReplay | None:
@@ -571,25 +642,50 @@ class PostgresAdmin(StorePart):
         is_more = len(found) > limit
         return Page([_read_replay(row) for row in found[:limit]], found[limit - 1][0] if is_more else None)
 
+    async def replay_items(self, replay_id: bytes, *, after: int = 0, limit: int = 50) -> list[ReplayItem]:
+        names = dict(await self.rows("SELECT id, name FROM destinations"))
+        return [
+            ReplayItem(n, DeliveryId(id_), names.get(DeliveryId(id_).destination_id, "?"), *rest)
+            for n, id_, *rest in await self.rows(_REPLAY_ITEMS, [Id(replay_id), after, limit])
+        ]
+
+    async def replay_outcomes(self, replay_id: bytes) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        names = dict(await self.rows("SELECT id, name FROM destinations"))
+        for number, outcome, n in await self.rows(_REPLAY_OUTCOMES, [Id(replay_id)]):
+            found.setdefault(names.get(int(number, 16), "?"), {})[outcome] = n
+        return found
+
+    # -- marks ---------------------------------------------------------------------------------
+
+    async def add_mark(self, text: str, actor: str) -> ChartMark:
+        [(at,)] = await self.rows(_ADD_MARK, [clean_text(text), clean_text(actor), KEPT_MARKS])
+        return ChartMark(at, clean_text(text), clean_text(actor))
+
     # -- erasures ------------------------------------------------------------------------------
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
         async with self.hold_lock(PRUNING) as connection:
-            asked = [clean_text(order.subject), order.source_id, limit]
-            events = await fetch_all(connection, _EVENTS, asked)
+            # Nobody can tell whose bytes a rejected arrival has, so all go.
+            await connection.execute(_EMPTY_REJECTIONS, [order.source_id])
+            subject, account = _whose(order)
+            asked = [subject, order.source_id, account, limit]
+            if order.subject is None:
+                events = await fetch_all(connection, _EVENTS_OF_ACCOUNT, asked)
+            else:
+                events = await fetch_all(connection, _EVENTS, asked)
             if not events:
                 return Erasure()
             ids = Ids([row[0] for row in events])
             keys = Ids([row[1] for row in events if row[1] is not None])
             await connection.execute(_KEYS, [keys])
             closed = await _close(connection, ids, clean_text(order.reason))
-            batches = await _empty_batches(connection, ids, clean_text(order.subject))
+            batches = await _empty_batches(connection, ids, order)
             attempts, arrivals = await fetch_one(connection, _EMPTY, [ids, keys])
             erased = Erasure(len(events), closed, attempts, arrivals, len(batches), sum(batches))
             await _forget_mentions(connection, order)
             detail = encode_detail({"reason": order.reason, **asdict(erased)})
-            target = f"subject {subject_hash(order.subject)}"
-            await connection.execute(AUDIT, [clean_text(order.actor), "erase", target, detail])
+            await connection.execute(AUDIT, [clean_text(order.actor), "erase", order.target, detail])
         self.notify_due()
         return erased
 
@@ -597,13 +693,16 @@ class PostgresAdmin(StorePart):
         """Do nothing: the log is the server's, and only VACUUM FULL overwrites what was freed."""
 
     async def erasable(self, order: EraseOrder) -> Erasure:
-        subject = clean_text(order.subject)
+        subject, account = _whose(order)
         async with self.snapshot(LONG) as connection:
             await connection.execute("SELECT set_config('statement_timeout', '55s', true)")
-            found = await fetch_all(connection, "SELECT id" + _OF_SUBJECT, [subject, order.source_id])
+            if order.subject is None:
+                found = await fetch_all(connection, "SELECT id" + _OF_ACCOUNT, [subject, order.source_id, account])
+            else:
+                found = await fetch_all(connection, "SELECT id" + _OF_SUBJECT, [subject, order.source_id, account])
             ids = Ids([row[0] for row in found])
             open_, attempts = await fetch_one(connection, _COUNTED, [ids])
             (later,) = await fetch_one(connection, _COUNT_ARRIVALS, [ids])
-            found_batches = await fetch_all(connection, _BATCHES, [ids, subject])
+            found_batches = await fetch_all(connection, _BATCHES, [ids, subject, account])
         batches = [shared for _, is_there, shared in found_batches if is_there]
         return Erasure(len(found), open_, attempts, later, len(batches), sum(batches))

@@ -31,7 +31,7 @@ from psycopg.pq import Format
 from psycopg.types.string import ByteaBinaryLoader
 
 from oncehook import clock, faults
-from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
+from oncehook.errors import ConfigError, MigrationNeeded, NotStarted, StoreError, StoreUnavailable
 from oncehook.model import Engine, Id
 from oncehook.store.base import StoreObserver, Timeouts
 from oncehook.store.cipher import Cipher
@@ -609,7 +609,7 @@ class Pool:
     async def link(self, answer: float | None = None) -> AsyncIterator[PooledConnection]:
         """Lend a connection. One that does not answer for `answer` seconds is dropped. Raises StoreUnavailable."""
         if not self._opened:
-            raise StoreUnavailable("The store is not open.")
+            raise NotStarted("The store is not open.")
         await self._acquire()
         try:
             link = await self._take()

@@ -5,7 +5,7 @@ Intake, work and reads have connections of their own (`writer`, `queue`, a pool)
 
 from __future__ import annotations
 
-from oncehook.errors import ConfigError
+from oncehook.errors import ExtraMissing
 from oncehook.model import Engine, Intake, SchemaState
 from oncehook.store import migrate as migrations
 from oncehook.store.base import Pending, StoreObserver, Timeouts
@@ -14,9 +14,7 @@ from oncehook.store.cipher import Cipher
 try:
     import psycopg as psycopg
 except ImportError as missing:
-    raise ConfigError(
-        "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
-    ) from missing
+    raise ExtraMissing("PostgreSQL", "postgres") from missing
 
 from oncehook.store.postgres.admin import PostgresAdmin
 from oncehook.store.postgres.connection import (
@@ -27,6 +25,7 @@ from oncehook.store.postgres.connection import (
     read_version,
     session,
 )
+from oncehook.store.postgres.definitions import PostgresDefinitions
 from oncehook.store.postgres.intake import PostgresIntake
 from oncehook.store.postgres.read import PostgresRead
 from oncehook.store.postgres.transactions import PostgresTransactions
@@ -34,7 +33,9 @@ from oncehook.store.postgres.upkeep import PostgresUpkeep
 from oncehook.store.postgres.writer import GroupCommit
 
 
-class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, PostgresRead, PostgresUpkeep):
+class PostgresStore(
+    PostgresTransactions, PostgresIntake, PostgresAdmin, PostgresDefinitions, PostgresRead, PostgresUpkeep
+):
     """See `Store`. `url` is the driver's, plus `?schema=`; the schema is created where it is missing.
 
     `search_path` replaces the schema as the path on which names are found; `unsafe` accepts a server that may lose
@@ -77,6 +78,12 @@ class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, Postgre
     def free_disk(self) -> float | None:
         return None
 
+    def free_bytes(self) -> int | None:
+        return None
+
+    def warning(self) -> str | None:
+        return None
+
     async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
         self.observer = observer or self.observer
         async with session(self.database) as connection:
@@ -85,16 +92,21 @@ class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, Postgre
             await check_server(connection, self.database)
             await migrate_schema(connection, self.database, migrate=migrate and write)
             await check_server(connection, self.database)
+            if write and not self.observer.acts_only:
+                await self.watch.look(connection)
         self.reading.open()
         if write:
             self._writer.start(self.observer.receiver_count)
             self.work.open()
             self.start_transactions()
             self.notifier.start(listen=self.observer.works)
+            if not self.observer.acts_only:
+                self.watch.start()
 
     async def close(self) -> None:
         await self._writer.close()
         await self.notifier.close()
+        await self.watch.close()
         self.work.close()
         self.stop_transactions()
         self.heartbeat.close()

@@ -48,7 +48,7 @@ from oncehook.store.postgres.connection import (
 
 DETAIL_COLUMNS: Final = """
   e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
-  coalesce(e.head, b.head, ''), e.body, e.batch_id, coalesce(k.copies, 1), e.same_as
+  coalesce(e.head, b.head, ''), e.body, e.account, e.batch_id, coalesce(k.copies, 1), e.same_as
 """
 
 
@@ -62,14 +62,15 @@ def read_details(row: Sequence[Any]) -> EventDetails:
 
 INTAKE: Final = (
     "SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,"
-    " $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42)"
+    " $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42,"
+    " $43, $44)"
 )
 """Takes candidates, split requests, copies inside this group, deliveries with their leases, and counters."""
 
 INTAKE_PROVEN: Final = (
     "SELECT * FROM intake_proven($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,"
     " $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41,"
-    " $42, $43, $44, $45, $46)"
+    " $42, $43, $44, $45, $46, $47, $48)"
 )
 """Takes the proofs of the group's items, too."""
 
@@ -115,9 +116,13 @@ class IntakeRows:
                     self.counts.append(1)
 
     def parameters(self, slot: int) -> list[Column | int | str | None]:
-        """Return the parameters of INTAKE, `$1` to `$42`; with proofs those of INTAKE_PROVEN, to `$46`."""
+        """Return the parameters of INTAKE, `$1` to `$44`; with proofs those of INTAKE_PROVEN, to `$48`."""
         intake = [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), *self._counts(), slot]
-        return [*intake, *self._proofs()]
+        accounts = Texts([item.account for item, _ in self.items])
+        return [*intake, self._fairs(), accounts, *self._proofs()]
+
+    def _fairs(self) -> Column:
+        return Bigs([planned.fair for _, planned in self._list_planned()])
 
     def _proofs(self) -> list[Column]:
         rows = self.proven
@@ -182,8 +187,9 @@ class IntakeRows:
         ]
 
     def _copied_body(self, item: Item, candidate: Item) -> bytes | None:
-        """Return the body of a copy; None where the candidate's can be used, which an encrypted one cannot."""
-        if item.body_hash == candidate.body_hash and (not self._cipher.encrypts or item.event_id in self._bare):
+        """Return the body of a copy; None where the candidate's can be used, which an encrypted or large one cannot."""
+        own = self._cipher.encrypts or item.reference is not None
+        if item.body_hash == candidate.body_hash and (not own or item.event_id in self._bare):
             return None
         return self._cipher.encrypt_body(item)
 
@@ -308,19 +314,21 @@ SELECT count(*) FROM k
 _REJECT: Final = """
 WITH c AS (
   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
-  SELECT date_trunc('minute', now()), 0, source_id, 0, what, n
-  FROM unnest($1::integer[], $2::text[], $3::bigint[]) AS c(source_id, what, n)
-  ORDER BY source_id, what
+  SELECT date_trunc('minute', now()), 0, source_id, destination_id, what, n
+  FROM unnest($1::integer[], $14::integer[], $2::text[], $3::bigint[]) AS c(source_id, destination_id, what, n)
+  ORDER BY source_id, destination_id, what
   ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
 )
-INSERT INTO rejections AS r (slot, n, source, at, code, reason, peer, size)
-SELECT n % $4, n, source, at, code, reason, peer, size FROM (
+INSERT INTO rejections AS r (slot, n, source, at, code, reason, peer, size, id, head, body)
+SELECT n % $4, n, source, at, code, reason, peer, size, id, head, body FROM (
   SELECT nextval('rejection_seq') AS n, i.*
-  FROM unnest($5::text[], $6::timestamptz[], $7::text[], $8::text[], $9::text[], $10::bigint[])
-    AS i(source, at, code, reason, peer, size)
+  FROM unnest($5::text[], $6::timestamptz[], $7::text[], $8::text[], $9::text[], $10::bigint[], $11::uuid[],
+      $12::bytea[], $13::bytea[])
+    AS i(source, at, code, reason, peer, size, id, head, body)
 ) AS i
 ON CONFLICT (slot) DO UPDATE SET n = excluded.n, source = excluded.source, at = excluded.at,
-  code = excluded.code, reason = excluded.reason, peer = excluded.peer, size = excluded.size
+  code = excluded.code, reason = excluded.reason, peer = excluded.peer, size = excluded.size,
+  id = excluded.id, head = excluded.head, body = excluded.body
 WHERE r.n < excluded.n
 """
 
@@ -349,13 +357,16 @@ class PostgresIntake(StorePart):
             (added,) = await fetch_one(connection, _IMPORT, asked)
         return int(added)
 
-    async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
+    async def record_rejections(
+        self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, int, str], int]
+    ) -> None:
         latest = rejections[-KEPT_REJECTIONS:]  # a statement may update a slot once only
+        kept = [self.cipher.encrypt_rejection(r) for r in latest]
         await self.execute(
             _REJECT,
             [
-                Integers([source_id for source_id, _ in counts]),
-                Texts([what for _, what in counts]),
+                Integers([source_id for source_id, _, _ in counts]),
+                Texts([what for _, _, what in counts]),
                 Bigs(list(counts.values())),
                 KEPT_REJECTIONS,
                 Texts([clean_text(r.source) for r in latest]),
@@ -364,5 +375,9 @@ class PostgresIntake(StorePart):
                 Texts([clean_text(r.reason) for r in latest]),
                 Texts([clean_text(r.peer) for r in latest]),
                 Bigs([r.size for r in latest]),
+                Ids([r.id for r in latest]),
+                Blobs([head for head, _ in kept]),
+                Blobs([body for _, body in kept]),
+                Integers([destination_id for _, destination_id, _ in counts]),
             ],
         )

@@ -28,6 +28,8 @@ from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.model import (
     MARKS,
     OPTIONS,
+    Allowance,
+    BreakerChange,
     DeliveryId,
     EventId,
     Expired,
@@ -35,6 +37,7 @@ from oncehook.model import (
     Lease,
     LeasedDelivery,
     LeaseRequest,
+    LimitRequest,
     Options,
     Outlook,
     Priority,
@@ -81,9 +84,10 @@ from oncehook.store.postgres.intake import INTAKE, IntakeRows, read_intake_resul
 
 log = logging.getLogger("oncehook.store")
 
-LEASE: Final = "SELECT * FROM lease($1, $2, $3, $4, $5, $6, $7, $8)"
+LEASE: Final = "SELECT * FROM lease($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 NEXT_DUE: Final = "SELECT * FROM next_due($1, $2)"
-RENEW: Final = "SELECT * FROM renew($1, $2, $3, $4)"
+RENEW: Final = "SELECT * FROM renew($1, $2, $3, $4, $5)"
+ALLOW: Final = "SELECT * FROM allow($1, $2, $3, $4, $5, $6, $7, $8)"
 
 SOURCE_ID: Final = 13
 """Its position among the columns of `leased`."""
@@ -91,9 +95,15 @@ SOURCE_ID: Final = 13
 _PRIORITIES: Final = tuple(Priority)
 
 
+Rounds = dict[tuple[int, int], int]
+"""Values at which the last rounds of this process ended, by destination and priority."""
+
+
 def lease_parameters(
-    wants: Sequence[LeaseRequest], slot: int, worker: str | None = None
+    wants: Sequence[LeaseRequest], slot: int, worker: str | None = None, rounds: Rounds | None = None
 ) -> list[Column | int | str | None]:
+    ended = rounds or {}
+    afters = [ended.get((want.destination_id, want.priority), -1) if want.fair else None for want in wants]
     return [
         Integers([want.destination_id for want in wants]),
         Smalls([want.priority for want in wants]),
@@ -103,6 +113,7 @@ def lease_parameters(
         Floats([want.probe for want in wants]),
         slot,
         worker,
+        Bigs(afters),
     ]
 
 
@@ -110,16 +121,16 @@ def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -
     """Build a lease from the columns of `leased`; `sources` are names by id."""
     priority, options, source, marks = _PRIORITIES[row[8]], OPTIONS[row[9]], sources[row[SOURCE_ID]], MARKS[row[19]]
     delivery = LeasedDelivery(DeliveryId(row[1]), row[3], row[5], row[6], options, row[10] and ReplayId(row[10]))
-    event = StoredEvent(*(EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25]))
+    event = StoredEvent(*(EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25], row[27]))
     more, failing = row[25:27]
     return cipher.read_lease(
         Lease(delivery, event, row[0], DeliveryId(row[2]), row[4], row[7], priority, row[11], row[22], more, failing)
     )
 
 
-def read_expired(former: str) -> Expired:
+def read_expired(former: Sequence[Any]) -> Expired:
     """Build the notice of a lease that LEASE found expired."""
-    held, event_id, *rest = json.loads(former)
+    held, event_id, *rest = former
     return Expired(DeliveryId(UUID(held).bytes), EventId(UUID(event_id).bytes), *rest)
 
 
@@ -134,17 +145,31 @@ def read_next_due(rows: Sequence[tuple[Any, ...]]) -> Outlook:
             looked_at = moment
         else:
             due_in = seconds
-    return Outlook(due[Priority.live], due[Priority.replay], due[Priority.quarantined], due_in, looked_at)
+    return Outlook(due, due_in, looked_at)
 
 
-def renew_parameters(leases: Sequence[Lease]) -> list[Column]:
-    """Return the parameters of RENEW, `$1` to `$4`, sorted, because all statements lock rows in this order."""
+def renew_parameters(leases: Sequence[Lease], worker: str | None = None) -> list[Column | str | None]:
+    """Return the parameters of RENEW, `$1` to `$5`, sorted, because all statements lock rows in this order."""
     ordered = sorted(leases, key=lambda lease: lease.queue_key)
     return [
         Ids([lease.queue_key for lease in ordered]),
         Ids([lease.front_id for lease in ordered]),
         Bigs([lease.fence for lease in ordered]),
         Floats([lease.seconds for lease in ordered]),
+        worker,
+    ]
+
+
+def allow_parameters(worker: str, wants: Sequence[LimitRequest]) -> list[Column | str]:
+    return [
+        worker,
+        Integers([want.destination_id for want in wants]),
+        Floats([want.lease for want in wants]),
+        Floats([want.rate for want in wants]),
+        Integers([want.slots for want in wants]),
+        Integers([want.limit for want in wants]),
+        Integers([want.busy for want in wants]),
+        Integers([want.wanted for want in wants]),
     ]
 
 
@@ -152,7 +177,7 @@ SETTLE: Final = (
     "SELECT * FROM settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,"
     " $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)"
 )
-UPDATE_BREAKERS: Final = "SELECT update_breakers($1, $2, $3, $4, $5, $6)"
+UPDATE_BREAKERS: Final = "SELECT * FROM update_breakers($1, $2, $3, $4, $5, $6)"
 
 _PAUSE: Final = """
 WITH s AS (
@@ -173,6 +198,21 @@ WITH s AS (
 )
 INSERT INTO audit (at, actor, act, target, detail)
 SELECT now(), $2, 'resume', coalesce((SELECT name FROM destinations WHERE id = $1), $1::text), '{}'
+"""
+
+# One delivery becomes due: what waits for its retry would keep the trial waiting as well.
+_TRY_NOW: Final = """
+WITH s AS (
+  UPDATE destination_state SET open_until = now() WHERE destination_id = $1 AND open_until > now() RETURNING 1
+), h AS (
+  UPDATE heads SET due_at = now() WHERE EXISTS (SELECT FROM s) AND subject_key = (
+    SELECT h.subject_key FROM heads h WHERE h.destination_id = $1 AND h.turn < 4 AND NOT h.leased
+    ORDER BY h.turn, h.due_at LIMIT 1
+  ) AND NOT leased AND due_at > now() AND due_at < 'infinity'
+)
+INSERT INTO audit (at, actor, act, target, detail)
+SELECT now(), $2, 'try', coalesce((SELECT name FROM destinations WHERE id = $1), $1::text), '{}' FROM s
+RETURNING 1
 """
 
 
@@ -246,7 +286,7 @@ def settle_parameters(
         Texts([None if one.error is None else clean_text(one.error) for one in evidence]),
         Blobs(
             [
-                cipher.encrypt_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
+                cipher.encrypt_answer(one.evidence, end.attempted_id, one.lease.fence)
                 for one, end in zip(rows, ends, strict=True)
             ]
         ),
@@ -380,7 +420,7 @@ class HeartbeatConnection:
         self._connection: BlockingStoreConnection | None = None
         self._lock = threading.Lock()
 
-    def renew(self, leases: Sequence[Lease]) -> set[int]:
+    def renew(self, leases: Sequence[Lease], worker: str | None) -> set[int]:
         if not leases:
             return set()
         limit = max(min(lease.seconds for lease in leases) / BEATS_PER_LEASE, self._database.timeouts.heartbeat)
@@ -392,16 +432,16 @@ class HeartbeatConnection:
             guard.daemon = True
             guard.start()
             try:
-                return self._beat(self._connection, leases, limit)
+                return self._beat(self._connection, renew_parameters(leases, worker), limit)
             except psycopg.Error as error:
                 self._drop()
                 raise StoreUnavailable(f"The heartbeat got no answer: {describe(error)}") from error
             finally:
                 guard.cancel()
 
-    def _beat(self, connection: BlockingStoreConnection, leases: Sequence[Lease], limit: float) -> set[int]:
+    def _beat(self, connection: BlockingStoreConnection, asked: Sequence[object], limit: float) -> set[int]:
         connection.configure({"statement_timeout": milliseconds(limit)})
-        found: list[Any] = connection.execute(RENEW, renew_parameters(leases), prepare=True, binary=True).fetchall()
+        found: list[Any] = connection.execute(RENEW, asked, prepare=True, binary=True).fetchall()
         return {row[0] for row in found}
 
     def _drop(self) -> None:
@@ -424,10 +464,13 @@ FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 5.0
 """Longest of the seconds between two tries to connect, which double each time."""
 
+_NAMES: Final = "SELECT id, name FROM sources WHERE id = ANY($1::integer[])"
 # LISTEN takes no parameters.
-_LISTEN: Final = """
+LISTEN: Final = """
 DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('oncehook.channel')); END $$
 """
+# The comment tells the two apart in pg_stat_activity.
+LISTEN_FOR_DEFINITIONS: Final = f"-- definitions\n{LISTEN}"
 
 
 def notify_channel(schema: str) -> str:
@@ -542,7 +585,7 @@ class Notifier:
                     if connection.is_pooled:
                         return  # notifications would go to whoever has that session then
                     await connection.configure({"oncehook.channel": self._channel})
-                    await connection.execute(_LISTEN)
+                    await connection.execute(LISTEN)
                     wait = FIRST_WAIT
                     self._wake(None)  # notifications may have been missed meanwhile
                     async for notification in connection.notifies():
@@ -565,30 +608,42 @@ class PostgresQueue(StorePart):
         self.heartbeat = HeartbeatConnection(database)
         self._failing: set[int] = set()
         """Destinations whose last outcome was a failure, as far as this process knows."""
+        self._rounds: Rounds = {}
 
     def notify_due(self, destination_ids: Collection[int] | None = None) -> None:
         self.notifier.notify(destination_ids)
 
     async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
-        rows = await self.work.ask(LEASE, lambda slot: lease_parameters(wants, slot, worker))
+        rows = await self.work.ask(LEASE, lambda slot: lease_parameters(wants, slot, worker, self._rounds))
         leased = []
         for former, *row in rows:
             if former is None:
                 leased.append(row)
+                continue
+            found = json.loads(former)
+            if len(found) == 3:
+                destination_id, priority, ended = found
+                self._rounds[destination_id, priority] = ended
             else:
-                self.observer.note_expired(read_expired(former))
+                self.observer.note_expired(read_expired(found))
         return await self._read_leases(leased)
 
     async def _read_leases(self, rows: Sequence[Sequence[Any]]) -> list[Lease]:
-        if any(row[SOURCE_ID] not in self.source_names for row in rows):
-            self.source_names.update(await self.rows("SELECT id, name FROM sources"))
+        if unknown := {row[SOURCE_ID] for row in rows} - self.source_names.keys():
+            asked = [Integers(list(unknown))]
+            self.source_names.update(
+                await self.rows("SELECT id, name FROM sources WHERE id = ANY($1::integer[])", asked)
+            )
         return [read_lease(row, self.source_names, self.cipher) for row in rows]
 
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         return read_next_due(await self.work.ask(NEXT_DUE, lambda _: [Integers(destination_ids), since]))
 
-    def renew(self, leases: Sequence[Lease]) -> set[int]:
-        return self.heartbeat.renew(leases)
+    async def allow(self, wants: Sequence[LimitRequest], worker: str) -> list[Allowance]:
+        return [Allowance(*row) for row in await self.work.ask(ALLOW, lambda _: allow_parameters(worker, wants))]
+
+    def renew(self, leases: Sequence[Lease], worker: str | None = None) -> set[int]:
+        return self.heartbeat.renew(leases, worker)
 
     async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
         if not settlements:
@@ -634,7 +689,8 @@ class PostgresQueue(StorePart):
 
     async def _update_breakers(self, settlements: Sequence[Settlement], answer: SettleResult) -> None:
         if streaks := select_streaks(settlements, answer, self._failing):
-            await self.work.ask(UPDATE_BREAKERS, lambda _: breaker_parameters(streaks))
+            for row in await self.work.ask(UPDATE_BREAKERS, lambda _: breaker_parameters(streaks)):
+                self.observer.note_breaker(BreakerChange(*row))
             for destination_id, streak in streaks.items():
                 if streak.failures:
                     self._failing.add(destination_id)
@@ -651,3 +707,9 @@ class PostgresQueue(StorePart):
     async def resume(self, destination_id: int, actor: str) -> None:
         await self.execute(_RESUME, [destination_id, actor])
         self.notify_due()
+
+    async def try_now(self, destination_id: int, actor: str) -> bool:
+        tried = bool(await self.rows(_TRY_NOW, [destination_id, clean_text(actor)]))
+        if tried:
+            self.notify_due([destination_id])
+        return tried

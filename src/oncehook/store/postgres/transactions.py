@@ -18,7 +18,7 @@ from psycopg import pq
 from psycopg.rows import tuple_row
 
 from oncehook import faults
-from oncehook.errors import ConfigError, LeaseLost, StoreUnavailable
+from oncehook.errors import ConfigError, LeaseLost, NotStarted, StoreUnavailable
 from oncehook.model import Intake, Settlement, Verdict
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
@@ -237,7 +237,7 @@ class PostgresTransactions(PostgresQueue):
 
     async def _take(self) -> Connection:
         if self._loop is None:
-            raise StoreUnavailable("The store is not open.")
+            raise NotStarted("The store is not open.")
         while self._free:
             connection = self._free.pop()
             if is_alive(connection):
@@ -250,7 +250,7 @@ class PostgresTransactions(PostgresQueue):
 
     def _take_blocking(self) -> BlockingConnection:
         if self._loop is None:
-            raise StoreUnavailable("The store is not open.")
+            raise NotStarted("The store is not open.")
         with self._lock:
             while self._free_blocking:
                 connection = self._free_blocking.pop()

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from oncehook.model import Check, Id, Pruned, StoredSession, StoredWorker
+from oncehook.model import (
+    ArchivedDelivery,
+    ArchivedEvent,
+    Check,
+    DeliveryId,
+    EventId,
+    Id,
+    Pruned,
+    StoredMedia,
+    StoredSession,
+    StoredWorker,
+)
 from oncehook.store.audit import ChainEntry, Ends, check_chain
-from oncehook.store.base import TOKEN_USE_SECONDS
+from oncehook.store.base import REJECTED_KEPT, TOKEN_USE_SECONDS
 from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
+    AUDIT,
     PRUNING,
+    Bigs,
     Connection,
     Database,
     Floats,
@@ -25,7 +39,9 @@ from oncehook.store.postgres.connection import (
     Integers,
     StoreConnection,
     StorePart,
+    Texts,
     clean_text,
+    encode_detail,
     fetch_all,
     fetch_one,
     has_dedup_index,
@@ -39,7 +55,7 @@ FIRST: Final = bytes(16)
 
 # `$1`, `$2`: seconds per source, `$3`: for the others; `$4`, `$5`: where the last batch stopped per source; `$6`: how
 # many. Bounds on ids narrow the search, received_at decides; see `ID_SINCE` in `read`.
-_PRUNE: Final = (
+_FIND_OLD: Final = (
     """
 WITH v AS MATERIALIZED (
   SELECT v.* FROM (
@@ -56,8 +72,26 @@ WITH v AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM deliveries d WHERE d.id > e.id AND d.id <= """
     + LAST_OF
     + """ AND d.status IN ('pending', 'dead'))
+      AND NOT EXISTS (SELECT FROM restored r WHERE r.event_id = e.id AND r.until > now())
     ORDER BY e.id LIMIT $6
   ) v LIMIT $6
+"""
+)
+# `$1` to `$3`: as above; `$4`: the events.
+_CHECK_OLD: Final = (
+    """
+WITH v AS MATERIALIZED (
+  SELECT e.id, e.source_id FROM events e LEFT JOIN unnest($1::integer[], $2::float8[]) AS k(id, keep)
+    ON k.id = e.source_id
+  WHERE e.id = ANY($4::uuid[]) AND e.received_at < now() - make_interval(secs => coalesce(k.keep, $3::float8))
+    AND NOT EXISTS (SELECT FROM deliveries d WHERE d.id > e.id AND d.id <= """
+    + LAST_OF
+    + """ AND d.status IN ('pending', 'dead'))
+    AND NOT EXISTS (SELECT FROM restored r WHERE r.event_id = e.id AND r.until > now())
+"""
+)
+_REMOVE: Final = (
+    """
 ), d AS (
   DELETE FROM deliveries d USING v e WHERE d.id > e.id AND d.id <= """
     + LAST_OF
@@ -66,6 +100,8 @@ WITH v AS MATERIALIZED (
   DELETE FROM attempts a USING d WHERE a.delivery_id = d.id
 ), r AS (
   DELETE FROM arrivals r USING v WHERE r.event_id = v.id
+), m AS (
+  DELETE FROM media m USING v WHERE m.event_id = v.id
 ), c AS (
   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
   SELECT date_trunc('minute', now()), 0::smallint, source_id, destination_id, what, n FROM (
@@ -80,6 +116,64 @@ WITH v AS MATERIALIZED (
 DELETE FROM events e USING v WHERE e.id = v.id RETURNING e.id, e.source_id
 """
 )
+_PRUNE: Final = _FIND_OLD + _REMOVE
+_PRUNE_THESE: Final = _CHECK_OLD + _REMOVE
+
+# `$1`: the source, `$2`: seconds, `$3`: where the last page ended, `$4`: how many.
+_PRUNABLE: Final = (
+    """
+SELECT e.id, e.received_at < now() - make_interval(secs => $2::float8), NOT EXISTS (
+    SELECT FROM deliveries d WHERE d.id > e.id AND d.id <= """
+    + LAST_OF
+    + """ AND d.status IN ('pending', 'dead'))
+  AND NOT EXISTS (SELECT FROM restored r WHERE r.event_id = e.id AND r.until > now())
+FROM events e WHERE e.source_id = $1 AND e.id > $3 ORDER BY e.id LIMIT $4
+"""
+)
+_ARCHIVED: Final = """
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope, e.body_hash,
+  e.key_hash, coalesce(e.head, b.head, ''), e.body, e.account
+FROM events e JOIN sources s ON s.id = e.source_id LEFT JOIN batches b ON b.id = e.batch_id
+WHERE e.id = ANY($1::uuid[]) ORDER BY e.id
+"""
+_ARCHIVED_DELIVERIES: Final = (
+    """
+SELECT e.id, t.name, d.subject_key, d.seq, d.status, d.note, d.run, d.attempts, d.options, d.settled_at, d.category,
+  d.last_status, d.last_error, d.reason, d.fair
+FROM unnest($1::uuid[]) AS e(id) JOIN deliveries d ON d.id > e.id AND d.id <= """
+    + LAST_OF
+    + """ JOIN destinations t ON t.id = d.destination_id ORDER BY d.id
+"""
+)
+# 8: Mark.erased
+_KEEP_MEDIA: Final = """
+INSERT INTO media (event_id, n, digest, size, type, filename)
+SELECT e.id, $2, $3, $4, $5, $6 FROM events e WHERE e.id = $1 AND e.marks & 8 = 0
+ON CONFLICT (event_id, n) DO UPDATE SET digest = excluded.digest, size = excluded.size, type = excluded.type,
+  filename = excluded.filename, kept_at = now()
+RETURNING 1
+"""
+_RESTORE_EVENT: Final = """
+WITH r AS (
+  INSERT INTO restored (event_id, until) VALUES ($1, now() + make_interval(secs => $16::float8))
+  ON CONFLICT (event_id) DO UPDATE SET until = excluded.until
+)
+INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope, body_hash,
+  key_hash, head, body, account)
+SELECT $1, s.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15 FROM sources s WHERE s.name = $2
+ON CONFLICT (id) DO NOTHING RETURNING source_id
+"""
+_RESTORE_DELIVERY: Final = """
+INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, status, note, run, attempts, options,
+  settled_at, category, last_status, last_error, reason, fair)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+"""
+_COUNT_RESTORED: Final = """
+INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
+SELECT date_trunc('minute', now()), 0::smallint, n.* FROM unnest($1::integer[], $2::integer[], $3::text[], $4::bigint[])
+  AS n(source_id, destination_id, what, n)
+ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
+"""
 
 # Copies whose event is gone are removed with their key.
 _PRUNE_KEYS: Final = """
@@ -106,7 +200,7 @@ WITH b AS MATERIALIZED (
 SELECT (SELECT count(*) FROM x), (SELECT count(*) FROM b), (SELECT id FROM b ORDER BY id DESC LIMIT 1)
 """
 
-# `$1`: seconds after which they are removed, `$2`: how many of each.
+# `$1`: seconds after which they are removed, `$2`: how many of each, `$3`: seconds of a rejected arrival's bytes.
 _PRUNE_OTHERS: Final = """
 WITH m AS MATERIALIZED (
   SELECT now() - make_interval(secs => $1::float8) AS before
@@ -120,14 +214,24 @@ WITH m AS MATERIALIZED (
   DELETE FROM replay_items i USING r WHERE i.replay_id = r.id
 ), s AS (
   DELETE FROM sessions WHERE ends_at <= now() RETURNING 1
+), l AS (
+  DELETE FROM used_links WHERE ends_at <= now() RETURNING 1
+), e AS (
+  UPDATE rejections SET head = NULL, body = NULL
+  WHERE at < now() - make_interval(secs => $3::float8) AND (head IS NOT NULL OR body IS NOT NULL) RETURNING 1
+), b AS (
+  DELETE FROM restored WHERE until <= now() RETURNING 1
 ), p AS (
   DELETE FROM proofs WHERE hash IN (
     SELECT hash FROM proofs WHERE expires_at < now() ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED) RETURNING 1
 )
 SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM s) + (SELECT count(*) FROM p)
+  + (SELECT count(*) FROM e) + (SELECT count(*) FROM b) + (SELECT count(*) FROM l)
 """
 
 # Entries are removed from the oldest on, until one is too young; `audit_delete` allows what this marks as pruned.
+# Every process has learnt of these long ago.
+_FORGET_DELETED: Final = "DELETE FROM definitions WHERE deleted AND changed_at < now() - interval '1 day'"
 _MARK_AUDIT: Final = """
 WITH o AS MATERIALIZED (
   SELECT n, hash, at < now() - make_interval(secs => $1::float8) AS is_old FROM audit ORDER BY n LIMIT $2
@@ -140,11 +244,17 @@ _PRUNE_AUDIT: Final = "DELETE FROM audit WHERE n <= (SELECT pruned FROM audit_ch
 _ROLL_UP: Final = """
 WITH d AS (
   DELETE FROM counters WHERE minute < date_trunc('day', now()) - interval '2 days'
-    AND NOT (slot = 0 AND minute = date_trunc('day', minute))
-  RETURNING *
+    AND NOT (slot = 0 AND minute = date_trunc(
+      CASE WHEN minute < date_trunc('day', now()) - interval '9 days' THEN 'day' ELSE 'hour' END, minute))
+  RETURNING *,
+    date_trunc(CASE WHEN minute < date_trunc('day', now()) - interval '9 days' THEN 'day' ELSE 'hour' END, minute) AS at
+), s AS (
+  INSERT INTO sizes (hour, bytes) SELECT date_trunc('hour', now()), $1::bigint ON CONFLICT DO NOTHING
+), o AS (
+  DELETE FROM sizes WHERE hour < now() - interval '40 days'
 ), c AS (
   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
-  SELECT date_trunc('day', minute), 0, source_id, destination_id, what, sum(n) FROM d GROUP BY 1, 3, 4, 5
+  SELECT at, 0, source_id, destination_id, what, sum(n) FROM d GROUP BY 1, 3, 4, 5
   ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
 )
 SELECT count(*) FROM d
@@ -160,6 +270,8 @@ WITH s AS MATERIALIZED (
   WHERE leased AND (SELECT count(*) FROM s) > 0 RETURNING 1
 ), e AS (
   DELETE FROM sessions
+), p AS (
+  DELETE FROM places
 )
 SELECT (SELECT count(*) FROM s), count(*) FROM u
 """
@@ -169,12 +281,17 @@ SELECT (SELECT count(*) FROM s), count(*) FROM u
 # `$6`: how many may remain beside the new one.
 _BEGIN: Final = """
 WITH old AS (
-  DELETE FROM sessions WHERE hash IN (SELECT hash FROM sessions ORDER BY begun_at DESC OFFSET $6::bigint)
+  DELETE FROM sessions WHERE hash IN (
+    SELECT hash FROM sessions WHERE (account IS NULL) = ($7::text IS NULL) ORDER BY begun_at DESC OFFSET $6::bigint)
 )
-INSERT INTO sessions (hash, actor, role, proof, begun_at, ends_at)
-VALUES ($1, $2, $3, $4, now(), now() + make_interval(secs => $5::float8))
+INSERT INTO sessions (hash, actor, role, proof, account, begun_at, ends_at)
+VALUES ($1, $2, $3, $4, $7, now(), now() + make_interval(secs => $5::float8))
 """
-_GET: Final = "SELECT hash, actor, role, proof FROM sessions WHERE hash = $1 AND ends_at > now()"
+_GET: Final = "SELECT hash, actor, role, proof, account FROM sessions WHERE hash = $1 AND ends_at > now()"
+_TAKE_LINK: Final = """
+INSERT INTO used_links (hash, ends_at) VALUES ($1, now() + make_interval(secs => $2::float8))
+ON CONFLICT DO NOTHING RETURNING 1
+"""
 _NOTE_USE: Final = """
 INSERT INTO token_uses AS t (name, used_at) VALUES ($1, now())
 ON CONFLICT (name) DO UPDATE SET used_at = now() WHERE t.used_at <= now() - make_interval(secs => $2::float8)
@@ -193,7 +310,9 @@ FROM (
   UNION ALL SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) FROM arrivals
   UNION ALL SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) FROM batches
   UNION ALL SELECT substring(answer FROM 1 FOR 9) FROM attempts
-) v WHERE length(value) > 0 GROUP BY key
+  UNION ALL SELECT substring(head FROM 1 FOR 9) FROM rejections
+  UNION ALL SELECT substring(body FROM 1 FOR 9) FROM rejections
+) v WHERE length(value) > 0 AND substring(value FROM 1 FOR 5) <> '\\xff4f484502'::bytea GROUP BY key
 """
 _CHAINED: Final = """
 SELECT n, (extract(epoch FROM at) * 1000000)::bigint, actor, act, target, detail, coalesce(hash, '') FROM audit
@@ -210,21 +329,34 @@ class PostgresUpkeep(StorePart):
         """Position of the last batch per source, so that events that stay are read once, not with every batch."""
         self._batches_to = FIRST
 
-    async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
+    async def prune(
+        self,
+        keep_events: Mapping[int, float],
+        otherwise: float,
+        limit: int = 500,
+        only: Sequence[EventId] | None = None,
+    ) -> Pruned:
         spans = [otherwise, *keep_events.values()]
         async with self.hold_lock(PRUNING) as connection:
-            events = await self._prune_events(connection, keep_events, otherwise, limit)
+            events = await self._prune_events(connection, keep_events, otherwise, limit, only)
             batches = await self._prune_batches(connection, min(spans))
             (keys,) = await fetch_one(connection, _PRUNE_KEYS, [limit])
             # Not with every batch, because none of these tables has an index by age.
-            others = 0 if events or keys else await self._prune_others(connection, max(spans), limit)
+            others = 0 if events or keys else await self._prune_others(connection, spans, limit)
         return Pruned(events, keys, batches, others)
 
     async def _prune_events(
-        self, connection: Connection, keep_events: Mapping[int, float], otherwise: float, limit: int
+        self,
+        connection: Connection,
+        keep_events: Mapping[int, float],
+        otherwise: float,
+        limit: int,
+        only: Sequence[EventId] | None,
     ) -> int:
         left = self._pruned_to
         wanted = [Integers(list(keep_events)), Floats(list(keep_events.values())), otherwise]
+        if only is not None:
+            return len(await fetch_all(connection, _PRUNE_THESE, [*wanted, Ids(only)])) if only else 0
         gone = await fetch_all(connection, _PRUNE, [*wanted, Integers(list(left)), Ids(list(left.values())), limit])
         if not gone:
             left.clear()
@@ -237,13 +369,71 @@ class PostgresUpkeep(StorePart):
         self._batches_to = last if looked == LOOKED_AT else FIRST
         return int(gone)
 
-    async def _prune_others(self, connection: Connection, age: float, limit: int) -> int:
-        (others,) = await fetch_one(connection, _PRUNE_OTHERS, [age, limit])
+    async def _prune_others(self, connection: Connection, spans: Sequence[float], limit: int) -> int:
+        age = max(spans)
+        (others,) = await fetch_one(connection, _PRUNE_OTHERS, [age, limit, min(REJECTED_KEPT, *spans)])
+        await connection.execute(_FORGET_DELETED)
         await connection.execute(_MARK_AUDIT, [age, limit])
         return int(others) + (await connection.execute(_PRUNE_AUDIT)).rowcount
 
+    async def keep_media(self, event_id: EventId, media: StoredMedia) -> bool:
+        filename = None if media.filename is None else clean_text(media.filename)
+        row = [Id(event_id), media.n, media.digest, media.size, clean_text(media.type), filename]
+        return bool(await self.rows(_KEEP_MEDIA, row))
+
+    async def find_prunable(
+        self, source_id: int, keep: float, after: bytes, limit: int
+    ) -> tuple[list[EventId], bytes | None]:
+        rows = await self.rows(_PRUNABLE, [source_id, keep, Id(after or FIRST), limit])
+        goes_on = len(rows) == limit and any(is_old for _, is_old, _ in rows)
+        found = [EventId(id_) for id_, is_old, is_over in rows if is_old and is_over]
+        return found, bytes(rows[-1][0]) if goes_on else None
+
+    async def read_archivable(self, ids: Sequence[EventId]) -> list[ArchivedEvent]:
+        events = await self.rows(_ARCHIVED, [Ids(ids)])
+        deliveries: dict[bytes, list[ArchivedDelivery]] = {}
+        for event_id, *columns in await self.rows(_ARCHIVED_DELIVERIES, [Ids(ids)]):
+            named = dict(zip(ArchivedDelivery.__struct_fields__, columns, strict=True))
+            deliveries.setdefault(bytes(event_id), []).append(ArchivedDelivery(**named))
+        found: list[ArchivedEvent] = []
+        for event_id, *columns in events:
+            values = (str(EventId(event_id)), *columns, deliveries.get(bytes(event_id), []))
+            found.append(ArchivedEvent(**dict(zip(ArchivedEvent.__struct_fields__, values, strict=True))))
+        return found
+
+    async def restore(self, events: Sequence[ArchivedEvent], keep: float, actor: str) -> int:
+        counts: Counter[tuple[int, int, str]] = Counter()
+        restored = 0
+        async with self.hold_lock(PRUNING) as connection:
+            ids = dict(await fetch_all(connection, "SELECT name, id FROM destinations"))
+            for event in events:
+                event_id = EventId.parse(event.id)
+                found = await fetch_all(connection, _RESTORE_EVENT, [event_id, *_event_values(event), keep])
+                if not found:
+                    continue
+                restored += 1
+                counts[found[0][0], 0, "purged"] -= 1
+                for one in event.deliveries:
+                    destination_id = ids[one.destination]
+                    delivery_id = DeliveryId.of(event_id, destination_id)
+                    row = [delivery_id, event_id, destination_id, *_delivery_values(one)]
+                    await connection.execute(_RESTORE_DELIVERY, row)
+                    counts[0, destination_id, one.status] += 1
+                    counts[0, destination_id, "purged"] -= 1
+            columns = [
+                Integers([source_id for source_id, _, _ in counts]),
+                Integers([destination_id for _, destination_id, _ in counts]),
+                Texts([what for _, _, what in counts]),
+                Bigs(list(counts.values())),
+            ]
+            if counts:
+                await connection.execute(_COUNT_RESTORED, columns)
+            detail = encode_detail({"events": restored})
+            await connection.execute(AUDIT, [clean_text(actor), "restore", "events", detail])
+        return restored
+
     async def roll_up(self) -> int:
-        return int((await self.rows(_ROLL_UP))[0][0])
+        return int((await self.rows(_ROLL_UP, [await self.size()]))[0][0])
 
     async def mark_watermark(self, name: str, crossed: bool) -> bool:
         async with self.connection() as connection:
@@ -273,13 +463,15 @@ class PostgresUpkeep(StorePart):
         )
 
     async def dismiss_worker(self, worker_id: str) -> None:
-        await self.execute("DELETE FROM workers WHERE id = $1", [worker_id])
+        await self.execute(
+            "WITH p AS (DELETE FROM places WHERE worker = $1) DELETE FROM workers WHERE id = $1", [worker_id]
+        )
 
     # -- sessions ------------------------------------------------------------------------------
 
     async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
         kept = [session.hash, clean_text(session.actor), session.role, session.proof]
-        await self.execute(_BEGIN, [*kept, seconds, at_most - 1])
+        await self.execute(_BEGIN, [*kept, seconds, at_most - 1, session.account])
 
     async def get_session(self, hash: bytes) -> StoredSession | None:
         found = await self.rows(_GET, [hash])
@@ -287,6 +479,9 @@ class PostgresUpkeep(StorePart):
 
     async def end_session(self, hash: bytes) -> None:
         await self.execute("DELETE FROM sessions WHERE hash = $1", [hash])
+
+    async def take_link(self, hash: bytes, seconds: float) -> bool:
+        return bool(await self.rows(_TAKE_LINK, [hash, seconds]))
 
     async def note_token_use(self, name: str) -> None:
         await self.execute(_NOTE_USE, [clean_text(name), TOKEN_USE_SECONDS])
@@ -321,6 +516,21 @@ class PostgresUpkeep(StorePart):
             [self.database.schema],
         )
         return int(found[0][0])
+
+
+def _event_values(event: ArchivedEvent) -> list[Any]:
+    """Return the columns of an archived event after its id."""
+    texts = [clean_text(event.type), event.key, event.subject, event.received_at, event.event_at]
+    hashes = [Id(event.body_hash), None if event.key_hash is None else Id(event.key_hash)]
+    ranks = [event.marks, event.rank, event.rank_scope]
+    return [event.source, *texts, *ranks, *hashes, event.head, event.body, event.account]
+
+
+def _delivery_values(one: ArchivedDelivery) -> list[Any]:
+    """Return the columns of an archived delivery after its ids."""
+    kept = [None if one.subject_key is None else Id(one.subject_key), one.seq, one.status, one.note, one.run]
+    last = [one.category, one.last_status, one.last_error, one.reason, one.fair]
+    return [*kept, one.attempts, one.options, one.settled_at, *last]
 
 
 async def _tally(connection: Connection) -> Tally:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import psycopg
 
 from oncehook import clock, faults
-from oncehook.errors import Overloaded, StoreError, StoreUnavailable
+from oncehook.errors import NotStarted, Overloaded, StoreError, StoreUnavailable
 from oncehook.model import EventId, Intake, Mark, Outcome, Verdict
 from oncehook.store.base import Pending, Reserved, answer, bind, refuse
 from oncehook.store.postgres.connection import (
@@ -123,7 +123,7 @@ class GroupCommit:
     def record(self, intake: Intake) -> Pending:
         """Join the queue. Raises at once when it is too long, no server can be reached, or it is closed."""
         if self._loop is None or self.closing:
-            raise StoreUnavailable("The store is not open.")
+            raise NotStarted("The store is not open.")
         if len(self._waiting) >= self._part or self._waiting_bytes > self._part_bytes:
             raise Overloaded
         if (reason := self._writers[0].unreachable) and self._is_unreachable():

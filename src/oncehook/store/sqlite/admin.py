@@ -18,6 +18,7 @@ from oncehook.model import (
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
+    ChartMark,
     DeliveryId,
     EraseOrder,
     Erasure,
@@ -31,11 +32,10 @@ from oncehook.model import (
     StoredReplay,
     last_delivery_of,
     mention_of,
-    subject_hash,
     without_mention,
 )
 from oncehook.store.audit import changed_settings
-from oncehook.store.base import UNSEEN
+from oncehook.store.base import KEPT_MARKS, UNSEEN
 from oncehook.store.sqlite.connection import (
     NEVER,
     SECOND,
@@ -44,6 +44,7 @@ from oncehook.store.sqlite.connection import (
     clean_text,
     count,
     micros,
+    moment,
     to_micros,
     write_audit,
 )
@@ -58,7 +59,7 @@ _ACTS: Final = {ReplayState.paused: "pause", ReplayState.running: "resume", Repl
 
 ITEMS: Final = Insert("INSERT INTO replay_items (replay_id, n, delivery_id)", 3)
 DELIVERY: Final = """
-SELECT id, event_id, destination_id, subject_key, status, run, seq, options, last_replay_at, note
+SELECT id, event_id, destination_id, subject_key, status, run, seq, options, last_replay_at, note, fair
 FROM deliveries WHERE id = ?
 """
 DEAD: Final = """
@@ -86,6 +87,7 @@ class ReplayedDelivery:
     options: int
     last_replay_at: Micros | None
     note: str | None
+    fair: int | None
 
     def rests_for(self, now: Micros) -> float:
         """Return the seconds until it may be replayed again."""
@@ -229,23 +231,23 @@ class Replaying:
     def _wake_held(self, queue_key: bytes, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "UPDATE heads SET due_at = ?2, run = run + 1, attempts = 0, crashes = 0, deaths = 0, options = ?3,"
-            " replay_id = ?4, turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?5) END WHERE subject_key = ?1",
+            " replay_id = ?4, turn = CASE WHEN turn = 4 THEN 4 ELSE min(turn, ?5) END WHERE subject_key = ?1",
             (queue_key, self.now, options, replay_id, priority),
         )
 
     def _join(self, queue_key: bytes, priority: Priority) -> None:
         self.connection.execute(
-            "UPDATE heads SET turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?2) END WHERE subject_key = ?1",
+            "UPDATE heads SET turn = CASE WHEN turn = 4 THEN 4 ELSE min(turn, ?2) END WHERE subject_key = ?1",
             (queue_key, priority),
         )
 
     def _lead(self, queue_key: bytes, d: ReplayedDelivery, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options,"
-            " replay_id) VALUES (?,?,?,?,?,?,?,?,?,?)",
+            " replay_id, fair) VALUES (?,?,?,?,?,?,?,?,?,?,?)",
             (
                 *(queue_key, d.destination_id, priority, self.now, d.id, d.event_id),
-                *(self.seq, d.run + 1, options, replay_id),
+                *(self.seq, d.run + 1, options, replay_id, d.fair),
             ),
         )
 
@@ -355,11 +357,49 @@ def resume(connection: sqlite3.Connection, now: Micros, destination_id: int, act
     write_audit(connection, now, actor, "resume", destination_name(connection, destination_id), {})
 
 
-_OF_SUBJECT: Final = " FROM events WHERE subject = ?1 AND (?2 IS NULL OR source_id = ?2)"
+def try_now(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str) -> bool:
+    changed = connection.execute(
+        "UPDATE destination_state SET open_until = ?2 WHERE destination_id = ?1 AND open_until > ?2",
+        (destination_id, now),
+    ).rowcount
+    if not changed:
+        return False
+    connection.execute(
+        "UPDATE heads SET due_at = ?2 WHERE rowid = (SELECT rowid FROM heads WHERE destination_id = ?1 AND turn < 4"
+        " AND NOT leased ORDER BY turn, due_at LIMIT 1) AND due_at > ?2 AND due_at < ?3",
+        (destination_id, now, NEVER),
+    )
+    write_audit(connection, now, actor, "try", destination_name(connection, destination_id), {})
+    return True
+
+
+def add_mark(connection: sqlite3.Connection, now: Micros, text: str, actor: str) -> ChartMark:
+    made = ChartMark(moment(now), clean_text(text), clean_text(actor))
+    connection.execute("INSERT INTO chart_marks (at, text, actor) VALUES (?,?,?)", (now, made.text, made.actor))
+    connection.execute("DELETE FROM chart_marks WHERE n <= (SELECT max(n) FROM chart_marks) - ?", (KEPT_MARKS,))
+    write_audit(connection, now, actor, "mark", made.text, {})
+    return made
+
+
+_OF_SUBJECT: Final = (
+    " FROM events WHERE subject = ?1 AND (?2 IS NULL OR source_id = ?2) AND (?4 IS NULL OR account = ?4)"
+)
+# 8: Mark.erased. An event that is erased has no subject any more, and keeps its account.
+_OF_ACCOUNT: Final = (
+    " FROM events WHERE account = ?4 AND (?2 IS NULL OR source_id = ?2) AND NOT marks & 8 AND ?1 IS NULL"
+)
 EVENTS: Final = "SELECT id, key_hash, batch_id" + _OF_SUBJECT + " ORDER BY id LIMIT ?3"
-ALL_EVENTS: Final = "SELECT id, batch_id" + _OF_SUBJECT
+EMPTY_REJECTIONS: Final = """
+UPDATE rejections SET head = NULL, body = NULL WHERE (head IS NOT NULL OR body IS NOT NULL)
+AND (?1 IS NULL OR source = (SELECT name FROM sources WHERE id = ?1))
+"""
+EVENTS_OF_ACCOUNT: Final = "SELECT id, key_hash, batch_id" + _OF_ACCOUNT + " ORDER BY id LIMIT ?3"
 DELIVERIES: Final = """
 SELECT id, destination_id, status, coalesce(subject_key, id), replay_id FROM deliveries WHERE id > ?1 AND id <= ?2
+"""
+WAITING: Final = """
+SELECT id, destination_id, status, coalesce(subject_key, id), replay_id FROM deliveries
+WHERE status <> 'done' AND status IN ('pending', 'dead') AND destination_id = ?1 AND id < ?2 ORDER BY id LIMIT ?3
 """
 HEAD: Final = "SELECT rowid, delivery_id, leased, fence, seq, carries FROM heads WHERE subject_key = ?"
 CLOSE: Final = "UPDATE deliveries SET status = 'discarded', reason = ?2, settled_at = ?3 WHERE id = ?1"
@@ -381,10 +421,12 @@ UPDATE events SET subject = NULL, key = NULL, rank_scope = NULL, head = x'', bod
 # Tells whether a split request still contains events of other subjects: then its head stays.
 BATCH: Final = """
 SELECT length(b.body), EXISTS (
-    SELECT 1 FROM events e WHERE e.batch_id = b.id AND NOT e.marks & 8 AND e.subject IS NOT ?2
+    SELECT 1 FROM events e WHERE e.batch_id = b.id AND NOT e.marks & 8
+      AND (?2 IS NOT NULL AND e.subject IS NOT ?2 OR ?3 IS NOT NULL AND e.account IS NOT ?3)
   ) OR EXISTS (
     SELECT 1 FROM arrivals a JOIN events e ON e.id = a.event_id
-    WHERE a.batch_id = b.id AND NOT e.marks & 8 AND e.subject IS NOT ?2)
+    WHERE a.batch_id = b.id AND NOT e.marks & 8
+      AND (?2 IS NOT NULL AND e.subject IS NOT ?2 OR ?3 IS NOT NULL AND e.account IS NOT ?3))
 FROM batches b WHERE b.id = ?1
 """
 EMPTY_BATCH: Final = "UPDATE batches SET body = x'', head = CASE WHEN ?2 THEN head ELSE x'' END WHERE id = ?1"
@@ -403,55 +445,41 @@ class ErasedBatch:
     """Replays without remaining items."""
 
 
-class ErasureRound:
-    """One batch of an erasure, inside one transaction."""
+class ClosingRound:
+    """Open deliveries and dead letters that are discarded, inside one transaction; their queues go on without them."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Micros, order: EraseOrder) -> None:
-        self.connection, self.now, self.order = connection, now, order
+    def __init__(self, connection: sqlite3.Connection, now: Micros, reason: str) -> None:
+        self.connection, self.now, self.reason = connection, now, reason
         self.closed: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
         """Closed deliveries with their former status, by queue."""
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.replayed: list[tuple[bytes, bytes, str]] = []
-        self.batches: set[bytes] = set()
-        self.attempts = self.arrivals = 0
         self.fences: list[int] = []
 
-    def erase(self, limit: int) -> ErasedBatch:
-        order = self.order
-        events = self.connection.execute(EVENTS, (order.subject, order.source_id, limit)).fetchall()
-        if not events:
-            return ErasedBatch()
-        for event in events:
-            self._close(event[0])
-        for queue_key, closed in self.closed.items():
-            self._go_on_without(queue_key, closed)
-        finished = note_replayed(self.connection, self.now, self.replayed)
-        for event_id, key_hash, batch_id in events:
-            self._empty(event_id, key_hash, batch_id)
-        shared = self._empty_batches()
-        forget_mentions(self.connection, order)
+    def discard_waiting(self, destination_id: int, before: bytes, limit: int) -> ErasedBatch:
+        """Discard what waits for a destination, and its dead letters, with a lower id than `before`."""
+        self.close(self.connection.execute(WAITING, (destination_id, before, limit)).fetchall())
+        finished = self.go_on()
         count(self.connection, self.now, self.counts)
-        closed_in_all = sum(map(len, self.closed.values()))
-        erased = Erasure(len(events), closed_in_all, self.attempts, self.arrivals, len(shared), sum(shared))
-        target = f"subject {subject_hash(order.subject)}"
-        write_audit(self.connection, self.now, order.actor, "erase", target, {"reason": order.reason, **asdict(erased)})
-        return ErasedBatch(erased, self.fences, finished)
+        return ErasedBatch(Erasure(deliveries=sum(map(len, self.closed.values()))), self.fences, finished)
 
-    # -- closing -------------------------------------------------------------------------------
-
-    def _close(self, event_id: bytes) -> None:
-        for delivery_id, destination_id, status, queue_key, replay_id in self._deliveries(event_id):
+    def close(self, deliveries: Sequence[Any]) -> None:
+        """Close those of these rows (`DELIVERIES`) that are open or dead."""
+        for delivery_id, destination_id, status, queue_key, replay_id in deliveries:
             if status not in ("pending", "dead"):
                 continue
-            self.connection.execute(CLOSE, (delivery_id, clean_text(self.order.reason), self.now))
+            self.connection.execute(CLOSE, (delivery_id, clean_text(self.reason), self.now))
             self.closed[queue_key][delivery_id] = status
             self.counts[0, destination_id, status] -= 1
             self.counts[0, destination_id, "discarded"] += 1
             if status == "pending" and replay_id is not None:
                 self.replayed.append((replay_id, delivery_id, "skipped"))
 
-    def _deliveries(self, event_id: bytes) -> list[Any]:
-        return self.connection.execute(DELIVERIES, _range(event_id)).fetchall()
+    def go_on(self) -> list[bytes]:
+        """Let the queues go on; return the replays that have ended with it."""
+        for queue_key, closed in self.closed.items():
+            self._go_on_without(queue_key, closed)
+        return note_replayed(self.connection, self.now, self.replayed)
 
     def _go_on_without(self, queue_key: bytes, closed: dict[bytes, str]) -> None:
         found = self.connection.execute(HEAD, (queue_key,)).fetchone()
@@ -466,6 +494,40 @@ class ErasureRound:
         elif is_void:
             self.connection.execute(VOID, (row, self.now))
 
+
+class ErasureRound(ClosingRound):
+    """One batch of an erasure, inside one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, now: Micros, order: EraseOrder) -> None:
+        super().__init__(connection, now, order.reason)
+        self.order = order
+        self.batches: set[bytes] = set()
+        self.attempts = self.arrivals = 0
+
+    def erase(self, limit: int) -> ErasedBatch:
+        order = self.order
+        # Nobody can tell whose bytes a rejected arrival has, so all go.
+        self.connection.execute(EMPTY_REJECTIONS, (order.source_id,))
+        events = find_erasable(self.connection, order, limit)
+        if not events:
+            return ErasedBatch()
+        for event in events:
+            self.close(self._deliveries(event[0]))
+        finished = self.go_on()
+        for event_id, key_hash, batch_id in events:
+            self._empty(event_id, key_hash, batch_id)
+        shared = self._empty_batches()
+        forget_mentions(self.connection, order)
+        count(self.connection, self.now, self.counts)
+        closed_in_all = sum(map(len, self.closed.values()))
+        erased = Erasure(len(events), closed_in_all, self.attempts, self.arrivals, len(shared), sum(shared))
+        detail = {"reason": order.reason, **asdict(erased)}
+        write_audit(self.connection, self.now, order.actor, "erase", order.target, detail)
+        return ErasedBatch(erased, self.fences, finished)
+
+    def _deliveries(self, event_id: bytes) -> list[Any]:
+        return self.connection.execute(DELIVERIES, _range(event_id)).fetchall()
+
     # -- emptying ------------------------------------------------------------------------------
 
     def _empty(self, event_id: bytes, key_hash: bytes | None, batch_id: bytes | None) -> None:
@@ -479,6 +541,7 @@ class ErasureRound:
         if key_hash is not None:
             self.connection.execute(EMPTY_KEY, (key_hash, event_id, UNSEEN))
         self.connection.execute(RANKS, _range(event_id))
+        self.connection.execute("DELETE FROM media WHERE event_id = ?", (event_id,))
         self.connection.execute(EMPTY_EVENT, (event_id, UNSEEN))
         self.batches.update([batch_id] if batch_id else [])
 
@@ -486,7 +549,7 @@ class ErasureRound:
         """Empty split requests; return, for each that still had its bytes, whether other subjects were in it."""
         shared = []
         for batch_id in self.batches:
-            found = self.connection.execute(BATCH, (batch_id, self.order.subject)).fetchone()
+            found = self.connection.execute(BATCH, (batch_id, self.order.subject, self.order.account)).fetchone()
             if found is not None:
                 self.connection.execute(EMPTY_BATCH, (batch_id, found[1]))
                 shared += [bool(found[1])] if found[0] else []
@@ -500,6 +563,8 @@ def _range(event_id: bytes) -> tuple[bytes, bytes]:
 
 def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
     """Remove the subject from queries stored with replays and in the audit log."""
+    if order.subject is None:
+        return
     asked = (mention_of(order),)
     for replay_id, about in connection.execute("SELECT id, about FROM replays WHERE instr(about, ?)", asked).fetchall():
         changed = (without_mention(about, order), replay_id)
@@ -510,16 +575,23 @@ def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
         connection.execute("UPDATE audit SET detail = ? WHERE n = ?", (without_mention(detail, order), n))
 
 
+def find_erasable(connection: sqlite3.Connection, order: EraseOrder, limit: int) -> list[Any]:
+    """Return the events that an order means, at most so many; -1: all of them."""
+    asked = (order.subject, order.source_id, limit, order.account)
+    if order.subject is None:
+        return connection.execute(EVENTS_OF_ACCOUNT, asked).fetchall()
+    return connection.execute(EVENTS, asked).fetchall()
+
+
 def erasable(connection: sqlite3.Connection, order: EraseOrder) -> Erasure:
-    asked = (order.subject, order.source_id)
     found = Erasure()
     batches: set[bytes] = set()
-    for event_id, batch_id in connection.execute(ALL_EVENTS, asked).fetchall():
+    for event_id, _, batch_id in find_erasable(connection, order, -1):
         open_, attempts = connection.execute(_COUNTED, _range(event_id)).fetchone()
         later = connection.execute(ARRIVALS, (event_id,)).fetchall()
         batches.update(one for one in (batch_id, *(came_in for _, came_in in later)) if one)
         found += Erasure(1, open_, attempts, len(later))
-    found_batches = [connection.execute(BATCH, (one, order.subject)).fetchone() for one in batches]
+    found_batches = [connection.execute(BATCH, (one, order.subject, order.account)).fetchone() for one in batches]
     shared = [bool(row[1]) for row in found_batches if row is not None and row[0]]
     return found + Erasure(batches=len(shared), shared_batches=sum(shared))
 

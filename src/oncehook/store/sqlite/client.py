@@ -18,8 +18,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from oncehook import clock
-from oncehook.errors import OncehookError, Overloaded, StoreUnavailable
-from oncehook.model import EventId, Intake, Mark
+from oncehook.errors import NotStarted, OncehookError, Overloaded, StoreUnavailable
+from oncehook.model import DefinitionChanges, EventId, Intake, Mark
 from oncehook.store.base import Pending, refuse
 from oncehook.store.sqlite import wire
 from oncehook.store.sqlite.connection import Micros, StoreClock, close_in_child
@@ -54,6 +54,7 @@ class StoreClient(asyncio.Protocol):
         self,
         wake: Callable[[Collection[int] | None], None],
         note_commit: Callable[[float], None],
+        note_definitions: Callable[[DefinitionChanges], None],
         *,
         max_waiting: int,
         max_waiting_bytes: int,
@@ -62,6 +63,7 @@ class StoreClient(asyncio.Protocol):
         """`patience`: seconds without an owner after which nobody is kept waiting for one."""
         self._wake = wake
         self._note_commit = note_commit
+        self._note_definitions = note_definitions
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._part = self._part_bytes = 0
@@ -78,7 +80,7 @@ class StoreClient(asyncio.Protocol):
         self._sent: dict[int, tuple[list[Pending], float]] = {}
         self._asks: dict[int, _Ask] = {}
         self._is_planned = False
-        self._closed: OncehookError | None = StoreUnavailable("The store is not open.")
+        self._closed: OncehookError | None = NotStarted("The store is not open.")
         """Why nothing can be asked."""
         self._connected = asyncio.Event()
         self.lost = asyncio.Event()
@@ -296,6 +298,8 @@ class StoreClient(asyncio.Protocol):
     def _take_answer(self, answer: AnswerFrame) -> None:
         if not answer.number:
             self._wake(wire.WOKEN.decode(answer.result))
+        elif answer.number == wire.DEFINITIONS:
+            self._note_definitions(wire.CHANGED.decode(answer.result))
         elif (sent := self._sent.pop(answer.number, None)) is not None:
             self._plan()
             self._resolve(*sent, *wire.DECIDED.decode(answer.result))

@@ -140,7 +140,8 @@ class StoreClock(NamedTuple):
     started_steady: float
 
     def now(self) -> Micros:
-        return self.started_at + int((clock.steady() - self.started_steady) * SECOND)
+        steady = clock.held or clock.steady()
+        return self.started_at + int((steady - self.started_steady) * SECOND)
 
 
 def micros(seconds: float) -> Micros:

@@ -22,18 +22,26 @@ from typing import Final, Literal, ParamSpec, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from oncehook import __version__, clock
+from oncehook import __version__, clock, faults
 from oncehook.errors import ConfigError, OncehookError, StoreHeld, StoreUnavailable
 from oncehook.logs import ration
 from oncehook.model import (
+    Allowance,
+    ArchivedEvent,
+    BreakerChange,
+    ChartMark,
+    DefinitionChanges,
+    DefinitionWrite,
     Engine,
     EraseOrder,
     Erasure,
+    EventId,
     Expired,
     Filter,
     Intake,
     Lease,
     LeaseRequest,
+    LimitRequest,
     PlanSnapshot,
     Pruned,
     Rejection,
@@ -43,6 +51,8 @@ from oncehook.model import (
     Settle,
     Settled,
     Settlement,
+    StoredDefinition,
+    StoredMedia,
     StoredReplay,
     StoredSession,
     StoredWorker,
@@ -62,7 +72,7 @@ from oncehook.store.base import (
     refuse,
 )
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import admin, queue, upkeep, wire
+from oncehook.store.sqlite import admin, definitions, queue, upkeep, wire
 from oncehook.store.sqlite.client import HeartbeatClient, StoreClient, connect_to_owner
 from oncehook.store.sqlite.connection import (
     Hold,
@@ -110,6 +120,8 @@ class SettlementResult(msgspec.Struct):
     """On what they emit, in their order."""
     replays: list[bytes]
     """Those that have ended with them."""
+    breakers: list[BreakerChange]
+    """Those that have opened or closed with them."""
 
 
 class OwnerReports(StoreObserver):
@@ -125,6 +137,12 @@ class OwnerReports(StoreObserver):
         self._store.observer.wake(destination_ids)
         if self._store.server is not None:
             self._store.server.wake(destination_ids)
+
+    def note_definitions(self, changes: DefinitionChanges) -> None:
+        self._store.definitions = replace(changes, since=changes.version, changed=())
+        self._store.observer.note_definitions(changes)
+        if self._store.server is not None:
+            self._store.server.note_definitions(changes)
 
 
 class SqliteStore(SqliteReader):
@@ -164,12 +182,14 @@ class SqliteStore(SqliteReader):
         self.client = StoreClient(
             lambda destination_ids: self.observer.wake(destination_ids),
             lambda seconds: self.observer.note_commit("commit", seconds),
+            lambda changes: self.observer.note_definitions(changes),
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
             patience=self._timeouts.connect,
         )
         self._heartbeat_client = HeartbeatClient(self._file, lambda: self._greeting("heartbeat"))
         self._heartbeats = queue.Heartbeats()
+        self._rounds: queue.Rounds = {}
         self._presence: Presence | None = None
         self._standby: asyncio.Task[None] | None = None
         self._announced = ("", "")
@@ -182,6 +202,8 @@ class SqliteStore(SqliteReader):
         self._giving_back: set[asyncio.Future[Settled]] = set()
         self._source_names: dict[int, str] = {}
         self._pruning = upkeep.Pruning()
+        self.definitions = DefinitionChanges(0, 0, 0)
+        """The version of the stored definitions, in the owner; every client is told when it joins."""
 
     # -- opening and closing -------------------------------------------------------------------
 
@@ -293,13 +315,12 @@ class SqliteStore(SqliteReader):
                 self.hold = await preparing
                 self._writer.start()
                 raise
-        if warning := warn_of_old_library():
-            log.warning("store.old_library", extra={"fields": {"warning": warning}})
         self._writer.start()
         try:
             self.server = self._listen()
         except (OSError, ConfigError) as error:
             log.warning("store.no_clients", extra={"fields": {"error": str(error)}})
+        self.observer.note_definitions(self.definitions)  # before anything that it has not answered yet is decided
         moved = self.client.move()
         if self._standby is not None:
             log.warning("store.owned", extra={"fields": {"pid": os.getpid(), "arrivals": len(moved)}})
@@ -316,6 +337,8 @@ class SqliteStore(SqliteReader):
             queue.adopt_leases(connection, now, self._heartbeats, now + micros(grace))
             known = read_name_ids(connection)
             self._source_names.update({number: name for name, number in known.sources.items()})
+            changes = definitions.definition_changes(connection, -1)
+            self.definitions = replace(changes, since=changes.version)
 
         try:
             self._writer.prepare(migrate=migrate, first=adopt)
@@ -351,6 +374,12 @@ class SqliteStore(SqliteReader):
     def free_disk(self) -> float | None:
         usage = shutil.disk_usage(self.path.parent)
         return usage.free / usage.total
+
+    def free_bytes(self) -> int | None:
+        return shutil.disk_usage(self.path.parent).free
+
+    def warning(self) -> str | None:
+        return warn_of_old_library()
 
     def _let_go(self) -> None:
         if self.hold is not None:
@@ -411,19 +440,24 @@ class SqliteStore(SqliteReader):
         return await self._writer.call(lambda c, _: find_kept(c, intakes))
 
     @verb()
-    async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
+    async def record_rejections(
+        self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, int, str], int]
+    ) -> None:
         def write(connection: sqlite3.Connection, now: Micros) -> None:
             (last,) = connection.execute("SELECT value FROM marks WHERE name = 'rejection'").fetchone()
             connection.executemany(
-                "INSERT OR REPLACE INTO rejections (slot, n, source, at, code, reason, peer, size)"
-                " VALUES (?,?,?,?,?,?,?,?)",
+                "INSERT OR REPLACE INTO rejections (slot, n, source, at, code, reason, peer, size, id, head, body)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?)",
                 [
-                    (n % KEPT_REJECTIONS, n, r.source, to_micros(r.at), r.code, r.reason, r.peer, r.size)
+                    (
+                        *(n % KEPT_REJECTIONS, n, r.source, to_micros(r.at), r.code, r.reason, r.peer, r.size, r.id),
+                        *self.cipher.encrypt_rejection(r),
+                    )
                     for n, r in enumerate(rejections, last + 1)
                 ],
             )
             connection.execute("UPDATE marks SET value = ? WHERE name = 'rejection'", (last + len(rejections),))
-            count(connection, now, {(source_id, 0, what): n for (source_id, what), n in counts.items()})
+            count(connection, now, counts)
 
         await self._writer.call(write)
 
@@ -482,7 +516,7 @@ class SqliteStore(SqliteReader):
         """Lease what may be leased now; returns the leases, and those that were taken over from others."""
 
         def write(connection: sqlite3.Connection, now: Micros) -> tuple[list[Lease], list[Expired]]:
-            leasing = queue.Leasing(connection, now, self._heartbeats, self.cipher, worker)
+            leasing = queue.Leasing(connection, now, self._heartbeats, self.cipher, worker, rounds=self._rounds)
             return leasing.lease(wants), leasing.expired
 
         return await self._writer.call(write)
@@ -500,7 +534,14 @@ class SqliteStore(SqliteReader):
         if not giving.cancelled() and (error := giving.exception()) is not None:
             log.warning("store.leases_not_given_back", extra={"fields": {"error": str(error)}})
 
-    def renew(self, leases: Sequence[Lease]) -> set[int]:
+    @verb(repeats=True)
+    async def allow(self, wants: Sequence[LimitRequest], worker: str) -> list[Allowance]:
+        return await self._writer.call(
+            lambda c, now: queue.Limiting(c, now, self._heartbeats, self.cipher, worker).allow(wants)
+        )
+
+    def renew(self, leases: Sequence[Lease], worker: str | None = None) -> set[int]:
+        # Places need no renewal beside leases: where they have run out, leases under way count.
         seconds = {lease.fence: lease.seconds for lease in leases}
         if self.owns:
             return self.renew_fences(seconds)
@@ -543,6 +584,8 @@ class SqliteStore(SqliteReader):
         for emission, verdict in zip(emits, result.verdicts, strict=True):
             emission.verdict = verdict
         await self._note_finished(result.replays)
+        for change in result.breakers:
+            self.observer.note_breaker(change)
         return Settled(result.ours, result.next)
 
     @verb(repeats=True)
@@ -722,12 +765,53 @@ class SqliteStore(SqliteReader):
     async def resume(self, destination_id: int, actor: str) -> None:
         await self._writer.call(lambda c, now: admin.resume(c, now, destination_id, actor), wakes=True)
 
+    @verb(repeats=True)
+    async def try_now(self, destination_id: int, actor: str) -> bool:
+        return await self._writer.call(lambda c, now: admin.try_now(c, now, destination_id, actor), wakes=True)
+
+    @verb()
+    async def add_mark(self, text: str, actor: str) -> ChartMark:
+        return await self._writer.call(lambda c, now: admin.add_mark(c, now, text, actor))
+
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
         await self.write_audit(actor, act, target, json.dumps(detail, default=str))
 
     @verb()
     async def write_audit(self, actor: str, act: str, target: str, detail: str) -> None:
         await self._writer.call(lambda c, now: write_audit(c, now, actor, act, target, json.loads(detail)))
+
+    @verb()
+    async def write_definition(self, write: DefinitionWrite) -> StoredDefinition | None:
+        def change(connection: sqlite3.Connection, now: Micros) -> tuple[StoredDefinition | None, DefinitionChanges]:
+            defining = definitions.Defining(connection, now, write)
+            return defining.run(), defining.changes()
+
+        made, changes = await self._writer.call(change)
+        faults.point("before_definition_notice")
+        if made is not None and made.noun == "source":
+            self._source_names[made.id] = made.name
+        self._reports.note_definitions(changes)
+        return made
+
+    async def discard_waiting(self, destination_id: int, before: bytes, reason: str, limit: int = 200) -> int:
+        closed, finished = await self.discard_batch(destination_id, before, reason, limit)
+        await self._note_finished(finished)
+        return closed
+
+    @verb(repeats=True)
+    async def discard_batch(
+        self, destination_id: int, before: bytes, reason: str, limit: int
+    ) -> tuple[int, list[bytes]]:
+        """Discard one batch; returns how many, and the replays that have ended with it."""
+        batch = await self._writer.call(
+            lambda c, now: admin.ClosingRound(c, now, reason).discard_waiting(destination_id, before, limit), wakes=True
+        )
+        self._heartbeats.end(batch.fences)
+        return batch.erased.deliveries, list(batch.finished)
+
+    @property
+    def learns_changes(self) -> bool:
+        return self.owns or self.client.is_connected
 
     @verb(repeats=True)
     async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
@@ -761,6 +845,9 @@ class SqliteStore(SqliteReader):
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
         await self._writer.call(lambda c, now: admin.note_recipients(c, now, addresses))
 
+    def find_routes_blocking(self, sources: Collection[str]) -> list[StoredDefinition]:
+        raise _no_transaction()
+
     def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         raise _no_transaction()
 
@@ -770,11 +857,41 @@ class SqliteStore(SqliteReader):
 
     @verb(repeats=True)
     async def dismiss_worker(self, worker_id: str) -> None:
-        await self._writer.call(lambda c, _: c.execute("DELETE FROM workers WHERE id = ?", (worker_id,)))
+        def write(connection: sqlite3.Connection, now: Micros) -> None:
+            connection.execute("DELETE FROM workers WHERE id = ?", (worker_id,))
+            connection.execute("DELETE FROM places WHERE worker = ?", (worker_id,))
+
+        await self._writer.call(write)
 
     @verb(repeats=True)
-    async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
-        return await self._writer.call(lambda c, now: self._pruning.prune(c, now, keep_events, otherwise, limit))
+    async def prune(
+        self,
+        keep_events: Mapping[int, float],
+        otherwise: float,
+        limit: int = 500,
+        only: Sequence[EventId] | None = None,
+    ) -> Pruned:
+        return await self._writer.call(lambda c, now: self._pruning.prune(c, now, keep_events, otherwise, limit, only))
+
+    @verb(repeats=True)
+    async def keep_media(self, event_id: EventId, media: StoredMedia) -> bool:
+        return await self._writer.call(lambda c, now: upkeep.keep_media(c, now, event_id, media))
+
+    async def find_prunable(
+        self, source_id: int, keep: float, after: bytes, limit: int
+    ) -> tuple[list[EventId], bytes | None]:
+        now = self.now()
+        return await self.read(lambda c: upkeep.find_prunable(c, now, source_id, keep, after, limit))
+
+    async def read_archivable(self, ids: Sequence[EventId]) -> list[ArchivedEvent]:
+        return await self.read(lambda c: upkeep.read_archivable(c, ids))
+
+    @verb()
+    async def restore(self, events: Sequence[ArchivedEvent], keep: float, actor: str) -> int:
+        def write(connection: sqlite3.Connection, now: Micros) -> int:
+            return upkeep.restore(connection, now, events, read_name_ids(connection), keep, actor)
+
+        return await self._writer.call(write)
 
     @verb(repeats=True)
     async def roll_up(self) -> int:
@@ -802,6 +919,10 @@ class SqliteStore(SqliteReader):
     async def end_session(self, hash: bytes) -> None:
         await self._writer.call(lambda c, _: c.execute("DELETE FROM sessions WHERE hash = ?", (hash,)))
 
+    @verb()
+    async def take_link(self, hash: bytes, seconds: float) -> bool:
+        return await self._writer.call(lambda c, now: upkeep.take_link(c, now, hash, seconds))
+
     async def inbox_number(self) -> int:
         row = await self.read(lambda c: c.execute("SELECT value FROM marks WHERE name = 'inbox'").fetchone())
         return int(row[0])
@@ -825,7 +946,11 @@ def _result_of(
     settlements: Sequence[Settlement], settling: queue.SettlementRound, settled: Settled
 ) -> SettlementResult:
     return SettlementResult(
-        set(settled.ours), list(settled.next), _verdicts_on(settlements), list(settling.replays_done)
+        set(settled.ours),
+        list(settled.next),
+        _verdicts_on(settlements),
+        list(settling.replays_done),
+        list(settling.breakers),
     )
 
 

@@ -14,12 +14,14 @@ import msgspec
 
 from oncehook.model import (
     MARKS,
+    PRIORITIES,
     ArrivalId,
     EventDetails,
     EventId,
     Intake,
     Item,
     Mark,
+    Options,
     Outcome,
     Priority,
     Verdict,
@@ -31,7 +33,7 @@ from oncehook.store.sqlite.connection import InsertRows, LookUp, Micros, count, 
 
 EVENT_COLUMNS: Final = """
        e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
-       coalesce(e.head, b.head, x''), e.body
+       coalesce(e.head, b.head, x''), e.body, e.account
 """
 DETAIL_COLUMNS: Final = EVENT_COLUMNS + ", e.batch_id, coalesce(c.n, 1), e.same_as"
 
@@ -124,10 +126,10 @@ IMPORTED_KEYS: Final = InsertRows(
 _INSERT_EVENT: Final = (
     "INSERT INTO events (id, source_id, type, key, subject, received_at, marks, body_hash, key_hash, head, body"
 )
-EVENTS: Final = InsertRows(_INSERT_EVENT + ", event_at, rank, rank_scope, batch_id, same_as)", 16)
+EVENTS: Final = InsertRows(_INSERT_EVENT + ", event_at, rank, rank_scope, batch_id, same_as, account)", 17)
 PLAIN_EVENTS: Final = InsertRows(_INSERT_EVENT + ")", 11)
-NOTHING: Final = (None,) * 5
-"""The last five columns of most events, which then are left out: handing over a NULL costs as much as a number."""
+NOTHING: Final = (None,) * 6
+"""The last six columns of most events, which then are left out: handing over a NULL costs as much as a number."""
 KNOWN_PROOFS: Final = LookUp("SELECT hash, event_id, key_hash, expires_at FROM proofs WHERE hash IN")
 PROOFS: Final = InsertRows(
     "INSERT INTO proofs (hash, event_id, key_hash, expires_at)",
@@ -139,15 +141,25 @@ ARRIVALS: Final = InsertRows("INSERT INTO arrivals (n, before, event_id, id, out
 DELIVERIES: Final = InsertRows(
     "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind, options)", 7
 )
+FAIR_DELIVERIES: Final = InsertRows(
+    "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind, options, fair)", 8
+)
 HEADS: Final = InsertRows(
     "INSERT INTO heads (subject_key, destination_id, delivery_id, event_id, seq, options, due_at, leased, fence,"
     " attempts, leased_at, worker)",
     12,
 )
+ORDERED_HEADS: Final = InsertRows(
+    "INSERT INTO heads (subject_key, destination_id, delivery_id, event_id, seq, options, due_at, leased, fence,"
+    " attempts, leased_at, worker, turn, fair)",
+    14,
+)
+"""With the columns of priorities and rounds, which most heads leave out."""
 UNLEASED_HEADS: Final = InsertRows(
     "INSERT INTO heads (subject_key, destination_id, delivery_id, event_id, seq, options, due_at)", 7
 )
 FRONT: Final = "SELECT turn, destination_id FROM heads WHERE subject_key = ?"
+ORDERED: Final = int(Options.high | Options.low)
 CLOSED: Final = """
 SELECT destination_id FROM destination_state WHERE paused_at IS NOT NULL OR open_until IS NOT NULL OR failures
 """
@@ -388,6 +400,7 @@ class IntakeGroup:
                 item.rank_scope,
                 None if i.raw is None else i.arrival_id,
                 item.same_as,
+                item.account,
             )
             for i, item in accepted
         ]
@@ -398,13 +411,17 @@ class IntakeGroup:
 
     def _insert_deliveries(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
         deliveries, heads = [], []
-        fronts: set[bytes] = set()
+        fairs: dict[bytes, int | None] = {}
+        """Deliveries with a priority or leased in rounds: most groups have none."""
+        fronts: dict[bytes, int] = {}
         closed = self._find_closed()
         for _, item in accepted:
             for planned in item.deliveries:
                 self.seq += 1
-                behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
                 to, options = planned.destination_id, planned.options
+                behind = planned.subject_key is not None and self._has_head(planned.subject_key, options, fronts)
+                if planned.fair is not None or options & ORDERED:
+                    fairs[planned.id] = planned.fair
                 deliveries.append((planned.id, item.event_id, to, planned.subject_key, self.seq, int(behind), options))
                 if behind:
                     continue
@@ -416,11 +433,18 @@ class IntakeGroup:
                 heads.append((queue_key, to, planned.id, item.event_id, self.seq, options, *lease))
         for to, n in Counter([row[2] for row in deliveries]).items():
             self.counts[0, to, "pending"] += n
-        DELIVERIES(self.connection, deliveries)
-        if not self.leased:
-            UNLEASED_HEADS(self.connection, [row[:7] for row in heads])
+        if fairs:
+            FAIR_DELIVERIES(self.connection, [(*row, fairs.get(row[0])) for row in deliveries])
+            ORDERED_HEADS(
+                self.connection, [(*row, fronts.get(row[0], PRIORITIES[row[5]]), fairs.get(row[2])) for row in heads]
+            )
         else:
-            HEADS(self.connection, heads)
+            DELIVERIES(self.connection, deliveries)
+            if self.leased:
+                HEADS(self.connection, heads)
+            else:
+                UNLEASED_HEADS(self.connection, [row[:7] for row in heads])
+        if self.leased:
             self.connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (len(self.leased),))
 
     def _find_closed(self) -> set[int]:
@@ -438,15 +462,21 @@ class IntakeGroup:
         fence = self.leased[delivery_id] = self._fence + len(self.leased) + 1
         return (self.now + max(int(seconds * 1_000_000), 1), 1, fence, 1, self.now, self.reserved.who)
 
-    def _has_head(self, subject_key: bytes, fronts: set[bytes]) -> bool:
-        if subject_key in fronts:
+    def _has_head(self, subject_key: bytes, options: int, fronts: dict[bytes, int]) -> bool:
+        """Tell whether a subject has a head already. One of lower priority is raised, also a bulk replay.
+
+        `fronts`: priorities of the heads that this group has met or makes.
+        """
+        priority = PRIORITIES[options]
+        known = fronts.get(subject_key)
+        if known is not None and known <= priority:
             return True
-        fronts.add(subject_key)
         found = self.connection.execute(FRONT, (subject_key,)).fetchone()
-        if found is not None and found[0] == Priority.replay:  # live work does not wait behind a bulk replay
-            self.connection.execute("UPDATE heads SET turn = 0 WHERE subject_key = ?", (subject_key,))
+        if found is not None and priority < found[0] < Priority.quarantined:
+            self.connection.execute("UPDATE heads SET turn = ? WHERE subject_key = ?", (priority, subject_key))
             self.made_due.add(found[1])
-        return found is not None
+        fronts[subject_key] = priority if found is None else min(priority, found[0])
+        return known is not None or found is not None
 
 
 KEPT_EVENTS: Final = LookUp("SELECT id FROM events WHERE id IN")

@@ -21,7 +21,7 @@ import msgspec
 from oncehook import __version__
 from oncehook.errors import OncehookError, StoreError, StoreHeld, StoreUnavailable
 from oncehook.logs import ration
-from oncehook.model import Intake, Verdict
+from oncehook.model import DefinitionChanges, Intake, Verdict
 from oncehook.store.base import Pending
 from oncehook.store.sqlite import wire
 from oncehook.store.sqlite.connection import Micros, close_in_child
@@ -42,6 +42,9 @@ NOTHING: Final = msgspec.Raw(msgspec.msgpack.encode(None))
 
 class OwnedStore(Protocol):
     """The store of the owner, as its clients use it."""
+
+    definitions: DefinitionChanges
+    """The version that clients are told when they join."""
 
     @property
     def clock(self) -> tuple[Micros, float]: ...
@@ -160,6 +163,13 @@ class OwnerServer:
 
     def join(self, client: ServedClient) -> None:
         self._clients.add(client)
+        client.send(encode_changes(self.store.definitions))
+
+    def note_definitions(self, changes: DefinitionChanges) -> None:
+        """Tell all clients of changed definitions, before the answer to whoever changed them."""
+        frame = encode_changes(changes)
+        for client in list(self._clients):
+            client.send(frame)
 
     def leave(self, client: ServedClient) -> None:
         self._clients.discard(client)
@@ -377,6 +387,10 @@ class ServedClient(asyncio.Protocol):
             return
         self._loans[number] = loan
         self._answer(number, (loan.mark, loan.now))
+
+
+def encode_changes(changes: DefinitionChanges) -> bytearray:
+    return wire.encode(AnswerFrame(wire.DEFINITIONS, msgspec.Raw(msgspec.msgpack.encode(changes))))
 
 
 def drop(error: BaseException, pid: int = 0) -> None:

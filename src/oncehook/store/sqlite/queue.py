@@ -19,7 +19,10 @@ from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
     COVERED,
     OPTIONS,
+    PRIORITIES,
+    Allowance,
     AttemptOutcome,
+    BreakerChange,
     DeliveryId,
     Emission,
     EventId,
@@ -27,6 +30,7 @@ from oncehook.model import (
     Lease,
     LeasedDelivery,
     LeaseRequest,
+    LimitRequest,
     Options,
     Outlook,
     Priority,
@@ -40,6 +44,7 @@ from oncehook.model import (
     is_crash,
     was_tried,
 )
+from oncehook.store.base import AHEAD, MADE_UP_FOR
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite.connection import (
     NEVER,
@@ -73,6 +78,15 @@ _HEADS: Final = (
     + _EVENT_TABLES
 )
 DUE: Final = _HEADS + "WHERE h.destination_id = ? AND h.turn = ? AND h.due_at <= ? ORDER BY h.due_at LIMIT ?"
+# The next value of `fair`, and when something of it is due.
+NEXT_FAIR: Final = """
+SELECT fair, due_at FROM heads WHERE destination_id = ? AND turn = ? AND fair > ? ORDER BY fair, due_at LIMIT 1
+"""
+DUE_FAIR: Final = """
+SELECT rowid FROM heads WHERE destination_id = ? AND turn = ? AND fair = ? AND due_at <= ? ORDER BY due_at LIMIT ?
+"""
+IDLE_VALUES: Final = 64
+"""Values with nothing due that a round passes by, before it goes by due time."""
 HEAD: Final = _HEADS + "WHERE h.rowid = ?"
 CARRIED: Final = (
     "SELECT d.run, d.replay_id, r.rank,"
@@ -104,7 +118,7 @@ TAKE: Final = Update(
 )
 SET_ASIDE: Final = Update(
     "head, due_at, attempts, crashes, deaths",
-    "UPDATE heads SET turn = 2, leased = 0, alone = 0, carries = NULL, upto = 0, due_at = v.due_at,"
+    "UPDATE heads SET turn = 4, leased = 0, alone = 0, carries = NULL, upto = 0, due_at = v.due_at,"
     " attempts = v.attempts, crashes = v.crashes, deaths = v.deaths FROM v WHERE heads.rowid = v.head",
 )
 PROLONG: Final = Update("head, due_at", "UPDATE heads SET due_at = v.due_at FROM v WHERE heads.rowid = v.head")
@@ -175,10 +189,15 @@ class QueueRound:
     counts: Counter[tuple[int, int, str]] = field(default_factory=Counter)
 
 
+Rounds = dict[tuple[int, int], int]
+"""Values at which the last rounds ended, by destination and priority."""
+
+
 @dataclass(slots=True)
 class Leasing(QueueRound):
     """One round of leases."""
 
+    rounds: Rounds = field(default_factory=dict)
     taken: list[tuple[Any, ...]] = field(default_factory=list)
     aside: list[tuple[Any, ...]] = field(default_factory=list)
     prolonged: list[tuple[Any, ...]] = field(default_factory=list)
@@ -218,7 +237,7 @@ class Leasing(QueueRound):
 
     def _lease(self, want: LeaseRequest) -> list[Lease]:
         limit, is_probe = self._allow(want)
-        leases: list[Lease] = []
+        leases = self._lease_in_rounds(want, limit) if want.fair else []
         # Extended or quarantined rows leave the front of the queue; look again, so that the others do not starve.
         while (room := limit - len(leases)) > 0:
             found = self.connection.execute(DUE, (want.destination_id, want.priority, self.now, room)).fetchall()
@@ -231,6 +250,39 @@ class Leasing(QueueRound):
                 "UPDATE destination_state SET open_until = ? WHERE destination_id = ?",
                 (self.now + micros(want.probe), want.destination_id),
             )
+        return leases
+
+    def _lease_in_rounds(self, want: LeaseRequest, limit: int) -> list[Lease]:
+        """Lease one of each value of `fair`, beginning behind the value at which the last round ended; more of each
+        only where there are fewer values than are wanted.
+
+        A value costs one step, whatever waits under it.
+        """
+        queue = (want.destination_id, want.priority)
+        start = visited = self.rounds.get(queue, -1)
+        values: list[int] = []
+        has_wrapped = False
+        for _ in range(limit + IDLE_VALUES):
+            if len(values) == limit:
+                break
+            found = self.connection.execute(NEXT_FAIR, (*queue, visited)).fetchone()
+            if found is None and not has_wrapped:
+                has_wrapped, visited = True, -1
+                continue
+            if found is None or (has_wrapped and found[0] > start):
+                break
+            visited, due_at = found
+            if due_at <= self.now:
+                values.append(visited)
+        each = -(-limit // len(values)) if values else 0
+        rows = [[row for (row,) in self.connection.execute(DUE_FAIR, (*queue, v, self.now, each))] for v in values]
+        picked = [
+            (value, own[n]) for n in range(each) for value, own in zip(values, rows, strict=True) if n < len(own)
+        ][:limit]
+        self.rounds[queue] = picked[-1][0] if picked and len(values) < limit else visited
+        heads = [self.connection.execute(HEAD, (row,)).fetchone() for _, row in picked]
+        leases = [lease for head in heads if (lease := self._take(want, head)) is not None]
+        self._write()
         return leases
 
     def _allow(self, want: LeaseRequest) -> tuple[int, bool]:
@@ -325,7 +377,7 @@ class Leasing(QueueRound):
 
 
 def adopt_leases(connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats, until: Micros) -> None:
-    """Make leases that were given out before the file was opened run out, unless their holders come back by then.
+    """Make leases and places from before the file was opened run out, unless their holders come back by then.
 
     What this process holds itself, as a client of the last owner, it goes on holding.
     """
@@ -334,6 +386,7 @@ def adopt_leases(connection: sqlite3.Connection, now: Micros, heartbeats: Heartb
         if fence not in ours:
             heartbeats.begin(fence, until)
     connection.execute("UPDATE heads SET due_at = ? WHERE leased", (until,))
+    connection.execute("UPDATE places SET until = min(until, ?)", (until,))  # they ask again within a second
 
 
 def resume_leases(
@@ -361,13 +414,16 @@ def expire_leases(connection: sqlite3.Connection, heartbeats: Heartbeats, worker
     rows = connection.execute("SELECT fence FROM heads WHERE leased AND worker = ?", (worker,)).fetchall()
     heartbeats.shorten([fence for (fence,) in rows], until)
     connection.execute("UPDATE heads SET due_at = min(due_at, ?) WHERE leased AND worker = ?", (until, worker))
+    connection.execute("UPDATE places SET until = min(until, ?) WHERE worker = ?", (until, worker))
 
 
 OUTLOOK: Final = """
 SELECT s.paused_at, s.open_until,
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 0 ORDER BY due_at LIMIT 1),
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 1 ORDER BY due_at LIMIT 1),
-       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 2 ORDER BY due_at LIMIT 1)
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 2 ORDER BY due_at LIMIT 1),
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 3 ORDER BY due_at LIMIT 1),
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 4 ORDER BY due_at LIMIT 1)
 FROM (SELECT ? AS id) d LEFT JOIN destination_state s ON s.destination_id = d.id
 """
 BECAME_DUE: Final = "SELECT DISTINCT destination_id, turn FROM heads WHERE due_at > ?1 AND due_at <= ?2"
@@ -395,13 +451,80 @@ def next_due(
             due[Priority(priority)].add(destination_id)
         due[Priority.live].update(row[0] for row in connection.execute(BECAME_OPEN, (since, now)))
     due_in = None if first >= NEVER else (first - now) / SECOND
-    return Outlook(
-        due[Priority.live],
-        due[Priority.replay],
-        due[Priority.quarantined],
-        due_in,
-        None if since is None else moment(now),
-    )
+    return Outlook(due, due_in, None if since is None else moment(now))
+
+
+LEASED: Final = "SELECT worker, fence, due_at FROM heads WHERE leased AND destination_id = ?"
+PLACES: Final = "SELECT worker, n, wanted FROM places WHERE destination_id = ? AND until > ?"
+
+
+@dataclass(slots=True)
+class Limiting(QueueRound):
+    """One round of allowances, counted over all workers."""
+
+    def allow(self, wants: Sequence[LimitRequest]) -> list[Allowance]:
+        allowances = []
+        for want in wants:
+            slots, first_in = (0, 0.0) if want.rate is None else self._reserve(want, want.rate)
+            places = 0 if want.limit is None else self._place(want, want.limit)
+            allowances.append(Allowance(want.destination_id, slots, first_in, places))
+        return allowances
+
+    def _reserve(self, want: LimitRequest, rate: float) -> tuple[int, float]:
+        """Reserve moments, at most AHEAD; of what has passed, MADE_UP_FOR is made up for."""
+        row = self.connection.execute(
+            "SELECT next_at FROM limits WHERE destination_id = ?", (want.destination_id,)
+        ).fetchone()
+        starts = max(self.now if row is None else row[0], self.now - micros(MADE_UP_FOR))
+        first_in = (starts - self.now) / SECOND
+        if first_in > AHEAD:
+            return 0, first_in - AHEAD
+        slots = min(want.slots, int((AHEAD - first_in) * rate) + 1)
+        if slots:
+            self.connection.execute(
+                "INSERT INTO limits (destination_id, next_at) VALUES (?, ?)"
+                " ON CONFLICT DO UPDATE SET next_at = excluded.next_at",
+                (want.destination_id, starts + micros(slots / rate)),
+            )
+        return slots, first_in
+
+    def _place(self, want: LimitRequest, limit: int) -> int:
+        """Give a worker the places that others leave, of which each may keep an equal part."""
+        rows = self.connection.execute(PLACES, (want.destination_id, self.now)).fetchall()
+        others = {worker: (n, wanted) for worker, n, wanted in rows if worker != self.worker}
+        held: Counter[str] = Counter()
+        for worker, fence, due_at in self.connection.execute(LEASED, (want.destination_id,)).fetchall():
+            if worker == self.worker:
+                continue
+            if max(due_at, self.heartbeats.until(fence)) > self.now:
+                held[worker] += 1
+            elif others.pop(worker, None) is not None:
+                # It is gone, or held up for so long that it begins nothing under its places (R29).
+                self.connection.execute(
+                    "DELETE FROM places WHERE destination_id = ? AND worker = ?", (want.destination_id, worker)
+                )
+        taken: int = sum(max(others.get(worker, (0, 0))[0], held[worker]) for worker in {*others, *held})
+        part = limit // (1 + sum(wanted > 0 for _, wanted in others.values()))
+        claimed: int = sum(min(wanted, part) for _, wanted in others.values())
+        places = max(min(want.wanted, limit - claimed, limit - taken), 0)
+        if places or want.wanted or want.busy:
+            self.connection.execute(
+                "INSERT INTO places (destination_id, worker, n, wanted, until) VALUES (?,?,?,?,?)"
+                " ON CONFLICT DO UPDATE SET n = excluded.n, wanted = excluded.wanted, until = excluded.until",
+                (
+                    want.destination_id,
+                    self.worker,
+                    max(places, want.busy),
+                    want.wanted,
+                    self.now + micros(2 * want.lease),
+                ),
+            )
+        else:
+            self.connection.execute(
+                "DELETE FROM places WHERE destination_id = ? AND (worker = ? OR until <= ?)",
+                (want.destination_id, self.worker, self.now),
+            )
+        return places
 
 
 HELD: Final = LookUp(
@@ -427,14 +550,16 @@ LATER: Final = Update(
 )
 SETTLED: Final = "SELECT 1 FROM attempts WHERE delivery_id = ? AND fence = ? AND outcome = ?"
 NEXT: Final = """
-SELECT id, event_id, seq, run, options, replay_id, coalesce((SELECT bulk FROM replays r WHERE r.id = replay_id), 0)
+SELECT id, event_id, seq, run, options, replay_id, fair,
+       CASE WHEN (SELECT bulk FROM replays r WHERE r.id = replay_id) THEN 3 WHEN options & 32 THEN 0
+       WHEN options & 64 THEN 2 ELSE 1 END
 FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2 ORDER BY seq LIMIT 1
 """
 PROMOTED: Final = Update(
-    "head, delivery_id, event_id, seq, run, options, replay_id, turn, due_at",
+    "head, delivery_id, event_id, seq, run, options, replay_id, fair, turn, due_at",
     "UPDATE heads SET delivery_id = v.delivery_id, event_id = v.event_id, seq = v.seq, run = v.run,"
-    " options = v.options, replay_id = v.replay_id, turn = v.turn, due_at = v.due_at, leased = 0, alone = 0,"
-    " carries = NULL, upto = 0, attempts = 0, crashes = 0, deaths = 0 FROM v WHERE heads.rowid = v.head",
+    " options = v.options, replay_id = v.replay_id, fair = v.fair, turn = v.turn, due_at = v.due_at, leased = 0,"
+    " alone = 0, carries = NULL, upto = 0, attempts = 0, crashes = 0, deaths = 0 FROM v WHERE heads.rowid = v.head",
 )
 COVERED_OF_ANY: Final = """
 SELECT id, replay_id FROM deliveries
@@ -481,7 +606,7 @@ class Head:
 
     def __post_init__(self) -> None:
         if self.priority == Priority.quarantined:  # it ran alone and survived, so its quarantine ends
-            self.priority = int(Priority.live)
+            self.priority = int(PRIORITIES[self.options])
 
 
 @dataclass(slots=True)
@@ -501,6 +626,7 @@ class SettlementRound(QueueRound):
     promoted: dict[int, int] = field(default_factory=dict)
     """Those of them whose queue goes on, with the priority of its next delivery."""
     made_due: set[int] = field(default_factory=set)
+    breakers: list[BreakerChange] = field(default_factory=list)
 
     def settle(self, settlements: Sequence[Settlement]) -> Settled:
         """End these leases; return which were still ours, and leases on the next deliveries where requested."""
@@ -520,8 +646,10 @@ class SettlementRound(QueueRound):
         for settlement in ours:
             self.made_due |= settlement.emitted_to
         for destination_id, streak in count_streaks(ours).items():
-            if _keep_streak(self.connection, self.now, destination_id, streak):
-                self.made_due.add(destination_id)
+            if (change := _keep_streak(self.connection, self.now, destination_id, streak)) is not None:
+                self.breakers.append(change)
+                if change.open_until is None:
+                    self.made_due.add(destination_id)
         for settlement in ours:
             if settlement.pause is not None:
                 pause(self.connection, self.now, settlement.lease.delivery.destination_id, "oncehook", settlement.pause)
@@ -615,7 +743,7 @@ class SettlementRound(QueueRound):
     def _note_attempt(self, settlement: Settlement, head: Head, delivery_id: bytes, run: int) -> None:
         evidence = settlement.evidence
         started_at = self.now - micros(settlement.duration)
-        answer = self.cipher.encrypt_answer(evidence.answer, delivery_id, head.fence)
+        answer = self.cipher.encrypt_answer(evidence, delivery_id, head.fence)
         self.attempts.append(
             (
                 *(delivery_id, head.fence, run, head.attempts, started_at, self.now, settlement.what.value),
@@ -714,10 +842,12 @@ def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Em
 # -- the destination ---------------------------------------------------------------------------
 
 
-def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: int, streak: Streak) -> bool:
+def _keep_streak(
+    connection: sqlite3.Connection, now: Micros, destination_id: int, streak: Streak
+) -> BreakerChange | None:
     """Store the outcome of a group for its destination: the breaker opens after so many failures in a row.
 
-    Returns whether an open breaker was closed.
+    Returns what it is now, where it has opened or closed.
     """
     row = connection.execute(
         "SELECT failures, last_failed, open_until FROM destination_state WHERE destination_id = ?", (destination_id,)
@@ -738,7 +868,9 @@ def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: in
             " open_until = excluded.open_until",
             (destination_id, failures, last_failed, open_until),
         )
-    return before[2] is not None and open_until is None
+    if (before[2] is None) == (open_until is None):
+        return None
+    return BreakerChange(destination_id, None if open_until is None else moment(open_until), failures)
 
 
 def pause(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str, why: str) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,7 +30,9 @@ from oncehook.model import (
     Audited,
     Category,
     Cause,
+    ChartMark,
     Check,
+    DefinitionChanges,
     DeliveryId,
     DeliveryStatus,
     EventDetails,
@@ -41,30 +44,48 @@ from oncehook.model import (
     ListedDelivery,
     ListedEvent,
     Mark,
+    Noun,
     Outcome,
     Outlook,
     Page,
+    PlannedFor,
     Rejection,
     ReplayId,
+    ReplayItem,
     ReplayPlan,
     ReplayState,
     StoredArrival,
     StoredAttempt,
+    StoredDefinition,
     StoredDelivery,
+    StoredMedia,
     StoredReplay,
     StoredWorker,
+    Total,
+    count_hours,
     last_delivery_of,
 )
 from oncehook.store.audit import ChainEntry, Ends, check_chain
-from oncehook.store.base import KEPT_ARRIVALS, MOST_DECRYPTED, MOST_DECRYPTED_BYTES, NameIds
+from oncehook.store.base import KEPT_ARRIVALS, MOST_DECRYPTED, MOST_DECRYPTED_BYTES, NameIds, Series
 from oncehook.store.checks import LEVELS, Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
-from oncehook.store.filters import LOOKED_AT, LOOKED_INTO, STATUS, UNFINISHED, Dialect
+from oncehook.store.filters import (
+    LOOKED_AT,
+    LOOKED_INTO,
+    MOST_COUNTED,
+    STATUS,
+    UNFINISHED,
+    Dialect,
+    encode_clauses,
+    merge_pages,
+)
+from oncehook.store.sqlite import definitions
 from oncehook.store.sqlite.connection import (
     EPOCH,
     MINUTE,
     NEVER,
     SECOND,
+    LookUp,
     Micros,
     moment,
     moment_or_none,
@@ -74,24 +95,25 @@ from oncehook.store.sqlite.connection import (
 from oncehook.store.sqlite.intake import DETAIL_COLUMNS, KEPT, read_details
 from oncehook.store.sqlite.queue import next_due
 
-# Walks down the path of each clause through objects and arrays. CASE, unlike AND, keeps bodies that are not JSON away
-# from functions that would raise, and most bodies away from Python. The cast makes text of the bytes, which newer
-# releases would take for their own binary JSON; without the plus, the cast would make numbers text. Numbers are
-# compared roughly, so that rather too many match (their digits may be read slightly differently), and Python decides.
-# Times 1.0, because abs() of the least integer is an error.
+# Walks down the path of each clause that must hold through objects and arrays; negated ones are left to Python. CASE,
+# unlike AND, keeps bodies that are not JSON away from functions that would raise, and most bodies away from Python. The
+# cast makes text of the bytes, which newer releases would take for their own binary JSON; without the plus, the cast
+# would make numbers text. Numbers are compared roughly, so that rather too many match (their digits may be read
+# slightly differently), and Python decides. Times 1.0, because abs() of the least integer is an error.
 SAYS: Final = """
-AND CASE WHEN substr(e.body, 1, 4) = x'ff4f4845' THEN encrypted_says(e.body, e.id, :clauses)
+AND (:clauses IS NULL OR CASE WHEN substr(e.body, 1, 4) = x'ff4f4845' THEN encrypted_says(e.body, e.id, :clauses)
+WHEN :required IS NULL THEN body_says(e.body, :clauses)
 WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
   WITH RECURSIVE walk (clause, step, kind, value) AS (
-    SELECT clause.key, 0, 'object', +CAST(e.body AS TEXT) FROM json_each(:clauses) clause
+    SELECT clause.key, 0, 'object', +CAST(e.body AS TEXT) FROM json_each(:required) clause
     UNION ALL
     SELECT walk.clause, walk.step + 1, member.type, member.value FROM walk, json_each(walk.value) member
     WHERE walk.kind IN ('object', 'array')
-      AND CAST(member.key AS TEXT) = json_extract(:clauses, '$[' || walk.clause || '].path[' || walk.step || ']')
+      AND CAST(member.key AS TEXT) = json_extract(:required, '$[' || walk.clause || '].path[' || walk.step || ']')
   ), asked (clause, steps, sign, value, number, near) AS (
     SELECT key, json_array_length(value, '$.path'), json_extract(value, '$.sign'), json_extract(value, '$.value'),
       json_extract(value, '$.number'), abs(1.0 * json_extract(value, '$.number')) * 1e-12
-    FROM json_each(:clauses) clause
+    FROM json_each(:required) clause
   )
   SELECT count(DISTINCT asked.clause) FROM asked, walk
   WHERE walk.clause = asked.clause AND walk.step = asked.steps AND CASE
@@ -101,7 +123,7 @@ WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
     WHEN asked.sign IN ('>', '>=') THEN walk.value >= asked.number - asked.near
     WHEN asked.sign IN ('<', '<=') THEN walk.value <= asked.number + asked.near
     ELSE abs(1.0 * (walk.value - asked.number)) <= asked.near END
-) < json_array_length(:clauses) THEN 0 ELSE body_says(e.body, :clauses) END
+) < json_array_length(:required) THEN 0 ELSE body_says(e.body, :clauses) END)
 """
 
 
@@ -134,8 +156,26 @@ SELECT CASE WHEN substr(value, 1, 5) = x'ff4f484501' THEN substr(value, 6, 4) EN
   UNION ALL SELECT substr(body, 1, 9) FROM arrivals UNION ALL SELECT substr(head, 1, 9) FROM arrivals
   UNION ALL SELECT substr(body, 1, 9) FROM batches UNION ALL SELECT substr(head, 1, 9) FROM batches
   UNION ALL SELECT substr(answer, 1, 9) FROM attempts
-) WHERE length(value) > 0 GROUP BY key
+  UNION ALL SELECT substr(head, 1, 9) FROM rejections UNION ALL SELECT substr(body, 1, 9) FROM rejections
+) WHERE length(value) > 0 AND substr(value, 1, 5) <> x'ff4f484502' GROUP BY key
 """
+
+# Rows whose body is a reference to an object. Arrivals have no index by id: they are asked only for what is no event's.
+_REFERRING: Final = (
+    LookUp("SELECT id, substr(body, 1, 5) = x'ff4f484502' FROM events WHERE id IN"),
+    LookUp("SELECT id, substr(body, 1, 5) = x'ff4f484502' FROM batches WHERE id IN"),
+    LookUp("SELECT id, coalesce(substr(body, 1, 5) = x'ff4f484502', 0) FROM arrivals WHERE id IN"),
+)
+_REFERENCES: Final = """
+SELECT id, body FROM (
+  SELECT id, body FROM events WHERE id > ?1 AND substr(body, 1, 5) = x'ff4f484502'
+  UNION ALL SELECT id, body FROM batches WHERE id > ?1 AND substr(body, 1, 5) = x'ff4f484502'
+  UNION ALL SELECT id, body FROM arrivals WHERE id > ?1 AND substr(body, 1, 5) = x'ff4f484502'
+) ORDER BY id LIMIT ?2
+"""
+
+_MEDIA: Final = "SELECT n, digest, size, type, filename FROM media WHERE event_id = ? ORDER BY n"
+_KEPT_MEDIA: Final = LookUp("SELECT DISTINCT digest FROM media WHERE digest IN")
 
 
 def read_name_ids(connection: sqlite3.Connection) -> NameIds:
@@ -209,37 +249,68 @@ _DELIVERIES: Final = {
     " WHERE leased AND carries IS NOT NULL) WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
     "replay": "SELECT delivery_id AS id FROM replay_items WHERE replay_id = :replay_id"
     " AND delivery_id >= :low AND delivery_id < :high ORDER BY delivery_id DESC" + _LOOK,
+    "left": "SELECT delivery_id AS id FROM replay_items WHERE replay_id = :left_of"
+    " AND delivery_id >= :low AND delivery_id < :high ORDER BY delivery_id DESC" + _LOOK,
     "subject": "SELECT w.id FROM events x CROSS JOIN deliveries w ON w.id > x.id"
     " AND w.id <= CAST(substr(x.id, 1, 13) || x'ffffff' AS BLOB)"
     " WHERE x.subject = :subject AND x.id >= :low_event AND x.id < :high AND w.id >= :low AND w.id < :high"
     " ORDER BY w.id DESC" + _LOOK,
+    "account": "SELECT w.id FROM events x CROSS JOIN deliveries w ON w.id > x.id"
+    " AND w.id <= CAST(substr(x.id, 1, 13) || x'ffffff' AS BLOB)"
+    " WHERE x.account = :account AND x.id >= :low_event AND x.id < :high AND w.id >= :low AND w.id < :high"
+    " ORDER BY w.id DESC" + _LOOK,
 }
 _OF_EVENTS: Final = "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM ("
-# The last three may return an event more than once; `_distinct` removes the repetitions.
+# The last four may return an event more than once; `_distinct` removes the repetitions.
 _EVENTS: Final = {
     "all": "SELECT id FROM events WHERE id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
     "source": "SELECT id FROM events WHERE source_id = :source_id AND id >= :low AND id < :high ORDER BY id DESC"
     + _LOOK,
     "subject": "SELECT id FROM events WHERE subject = :subject AND id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
+    "copies": "SELECT event_id AS id FROM copies WHERE event_id >= :low AND event_id < :high ORDER BY event_id DESC"
+    + _LOOK,
+    "account": "SELECT id FROM events WHERE account = :account AND id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
     "unfinished": _OF_EVENTS + _DELIVERIES["unfinished"] + ")",
     "leased": _OF_EVENTS + _DELIVERIES["leased"] + ")",
     "replay": _OF_EVENTS + _DELIVERIES["replay"] + ")",
+    "left": _OF_EVENTS + _DELIVERIES["left"] + ")",
 }
 _FAR: Final = " OFFSET :looked_at - 1"
 
+
+def encode_accounts(accounts: Sequence[str]) -> str:
+    """Encode accounts as one text to search in, between line ends: no id contains one."""
+    return "\n" + "\n".join(accounts) + "\n"
+
+
 # -- what must hold ------------------------------------------------------------------------------
 
+_ARRIVALS: Final = "coalesce((SELECT c.n FROM copies c WHERE c.event_id = e.id), 1)"
 _SQL: Final = Dialect(
     {
         "ids": "d.id = :ids",
         "sources": "instr(:sources, ',' || e.source_id || ',')",
+        "destinations": "instr(:destinations, ',' || d.destination_id || ',')",
+        "accounts": "instr(:accounts, char(10) || e.account || char(10))",
         "type": "e.type GLOB :type",
+        "arrivals_above": _ARRIVALS + " > :arrivals_above",
+        "arrivals_below": _ARRIVALS + " < :arrivals_below",
+        "outcome": "EXISTS (SELECT 1 FROM copies c WHERE c.event_id = e.id"
+        " AND CASE :outcome WHEN 'conflict' THEN c.conflict ELSE c.duplicate END IS NOT NULL)",
     },
     "LIKE :text ESCAPE '!'",
+    ("json_each(", ") n"),
+    negated_words={
+        "ids": "hex(d.id) = n.value",
+        "event_id": "hex(e.id) = n.value",
+        "replay_id": "hex(d.replay_id) = n.value",
+    },
     encode_id=bytes,
     encode_text=str,
     encode_type=lambda pattern: pattern.replace("[", "[[]"),
     encode_time=to_micros,
+    encode_list=lambda values: json.dumps([one.hex().upper() if isinstance(one, bytes) else one for one in values]),
+    encode_accounts=encode_accounts,
 )
 _HEAD: Final = " LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'"
 _OF_THIS_EVENT: Final = "d.id > e.id AND d.id <= CAST(substr(e.id, 1, 13) || x'ffffff' AS BLOB)"
@@ -252,33 +323,51 @@ _DELIVERY_MATCHES: Final = (
     + " WHERE "
     + _SQL.MATCHES
 )
-_EVENT_MATCHES: Final = (
+_EXCLUDED: Final = " AND " + _SQL.NOT_OF_EVENT + " AND " + _SQL.NOT_OF_DELIVERY
+_EVENTS_OF: Final = (
     ") f CROSS JOIN events e ON e.id = f.id CROSS JOIN sources s ON s.id = e.source_id"
     + " LEFT JOIN copies c ON c.event_id = e.id WHERE "
     + _SQL.OF_EVENT
+)
+_ITS_DELIVERIES: Final = "EXISTS (SELECT 1 FROM deliveries d" + _HEAD + " WHERE " + _OF_THIS_EVENT
+_SUCH_A_DELIVERY: Final = _ITS_DELIVERIES + " AND " + _SQL.OF_DELIVERY + " AND " + _SQL.DELIVERY_SAYS
+_EVENT_MATCHES: Final = (
+    _EVENTS_OF
     + " AND (NOT :asks_deliveries AND (:text IS NULL OR "
     + _SQL.EVENT_SAYS
-    + ") OR (:asks_deliveries OR :text IS NOT NULL) AND EXISTS (SELECT 1 FROM deliveries d"
-    + _HEAD
-    + " WHERE "
-    + _OF_THIS_EVENT
-    + " AND "
-    + _SQL.OF_DELIVERY
-    + " AND "
-    + _SQL.DELIVERY_SAYS
+    + ") OR (:asks_deliveries OR :text IS NOT NULL) AND "
+    + _SUCH_A_DELIVERY
     + "))"
+)
+# An event without deliveries is not excluded by a condition on deliveries.
+_EVENT_MATCHES_CLOSELY: Final = (
+    _EVENTS_OF
+    + " AND "
+    + _SQL.NOT_OF_EVENT
+    + " AND (NOT :asks_deliveries AND (:text IS NULL OR "
+    + _SQL.EVENT_SAYS
+    + ") AND (NOT :denies_deliveries OR NOT "
+    + _ITS_DELIVERIES
+    + ")) OR (:asks_deliveries OR :denies_deliveries OR :text IS NOT NULL) AND "
+    + _SUCH_A_DELIVERY
+    + " AND "
+    + _SQL.NOT_OF_DELIVERY
+    + "))"
+    + SAYS
 )
 
 _SHOWN: Final = """
 SELECT d.id, d.event_id, s.name, t.name, e.type, e.key, e.subject, d.status, d.note, d.run, d.attempts, d.category,
        d.last_status, d.last_error, e.received_at, d.settled_at, d.last_replay_at, d.replay_id, d.reason,
-       h.delivery_id, h.carries, h.leased, h.due_at, h.attempts, d.seq
+       h.delivery_id, h.carries, h.leased, h.due_at, h.attempts, d.seq, e.account
 FROM (
 """
-_SELECTED: Final = "SELECT d.id, d.seq, " + STATUS + ", t.name, e.received_at, d.note FROM ("
+_SELECTED: Final = "SELECT d.id, d.seq, " + STATUS + ", t.name, e.received_at, d.note, d.category FROM ("
 _LISTED: Final = """
 SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks,
-       length(e.body) - CASE WHEN substr(e.body, 1, 5) = x'ff4f484501' THEN 49 ELSE 0 END, coalesce(c.n, 1)
+       CASE substr(e.body, 1, 5) WHEN x'ff4f484501' THEN length(e.body) - 49
+         WHEN x'ff4f484502' THEN CAST(CAST(substr(e.body, 38) AS TEXT) AS INTEGER) ELSE length(e.body) END,
+       coalesce(c.n, 1), c.conflict IS NOT NULL, e.account
 FROM (
 """
 
@@ -298,32 +387,38 @@ class ListStatements:
     FAR: str
     """The last row that a page read, if it read as many as it may."""
     WEIGH: str
-    SELECT: str = ""
-    """The columns of deliveries that a replay or a discard needs."""
+    SELECT: str
+    """The columns of deliveries that a replay or a discard needs; ids of events, for their number."""
 
 
-def _list_deliveries(rows: str, says: str = "") -> ListStatements:
+def _list_deliveries(rows: str, closely: str = "") -> ListStatements:
     return ListStatements(
-        LIST=_SHOWN + rows + _DELIVERY_MATCHES + says,
+        LIST=_SHOWN + rows + _DELIVERY_MATCHES + closely,
         FAR=rows + _FAR,
         WEIGH=_WEIGH + rows + _WEIGHED,
-        SELECT=_SELECTED + rows + _DELIVERY_MATCHES + says,
+        SELECT=_SELECTED + rows + _DELIVERY_MATCHES + closely,
     )
 
 
-def _list_events(rows: str, looked_at: str, says: str = "") -> ListStatements:
+def _list_events(rows: str, looked_at: str, matches: str) -> ListStatements:
     return ListStatements(
-        LIST=_LISTED + rows + _EVENT_MATCHES + says, FAR=looked_at + _FAR, WEIGH=_WEIGH + rows + _WEIGHED
+        LIST=_LISTED + rows + matches,
+        FAR=looked_at + _FAR,
+        WEIGH=_WEIGH + rows + _WEIGHED,
+        SELECT="SELECT e.id FROM (" + rows + matches,
     )
 
 
-# Separate statements search bodies, so that other queries do not pay for it.
+# Separate statements search bodies and exclude, so that other queries do not pay for it.
 DELIVERIES: Final = {name: _list_deliveries(rows) for name, rows in _DELIVERIES.items()}
-DELIVERIES_BY_BODY: Final = {name: _list_deliveries(rows, SAYS) for name, rows in _DELIVERIES.items()}
-_DELIVERIES_LOOKED_AT: Final = {name: _DELIVERIES[name] for name in ("unfinished", "leased", "replay")}
-EVENTS: Final = {name: _list_events(rows, _DELIVERIES_LOOKED_AT.get(name, rows)) for name, rows in _EVENTS.items()}
-EVENTS_BY_BODY: Final = {
-    name: _list_events(rows, _DELIVERIES_LOOKED_AT.get(name, rows), SAYS) for name, rows in _EVENTS.items()
+DELIVERIES_CLOSELY: Final = {name: _list_deliveries(rows, _EXCLUDED + SAYS) for name, rows in _DELIVERIES.items()}
+_DELIVERIES_LOOKED_AT: Final = {name: _DELIVERIES[name] for name in ("unfinished", "leased", "replay", "left")}
+EVENTS: Final = {
+    name: _list_events(rows, _DELIVERIES_LOOKED_AT.get(name, rows), _EVENT_MATCHES) for name, rows in _EVENTS.items()
+}
+EVENTS_CLOSELY: Final = {
+    name: _list_events(rows, _DELIVERIES_LOOKED_AT.get(name, rows), _EVENT_MATCHES_CLOSELY)
+    for name, rows in _EVENTS.items()
 }
 
 
@@ -336,11 +431,11 @@ class Question:
 
 
 def _delivery_question(name: str, values: dict[str, Any]) -> Question:
-    return Question((DELIVERIES if values["clauses"] is None else DELIVERIES_BY_BODY)[name], values)
+    return Question((DELIVERIES_CLOSELY if values["closely"] else DELIVERIES)[name], values)
 
 
 def _event_question(name: str, values: dict[str, Any]) -> Question:
-    return Question((EVENTS if values["clauses"] is None else EVENTS_BY_BODY)[name], values)
+    return Question((EVENTS_CLOSELY if values["closely"] else EVENTS)[name], values)
 
 
 def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes | None = None) -> Question:
@@ -352,6 +447,9 @@ def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes
     values |= {"low": low, "low_event": low[:EVENT_BYTES], "high": high, "looked_at": LOOKED_AT}
     if filter.event_id is not None:
         return _delivery_question("all", values)
+    # An account has few events among many, while the unfinished deliveries of all accounts may be many.
+    if filter.account is not None and filter.subject is None and filter.replay_id is None:
+        return _delivery_question("account", values)
     return _delivery_question(_way(filter) or ("subject" if filter.subject is not None else "all"), values)
 
 
@@ -372,7 +470,10 @@ def ask_events(connection: sqlite3.Connection, filter: Filter, before: bytes | N
         return _event_question("all", values)
     if filter.subject is not None:
         return _event_question("subject", values)
-    return _event_question(_way(filter) or ("source" if filter.source is not None else "all"), values)
+    if filter.account is not None and filter.replay_id is None:
+        return _event_question("account", values)
+    way = _way(filter) or ("copies" if filter.came_again else None)
+    return _event_question(way or ("source" if filter.source is not None else "all"), values)
 
 
 def weigh(connection: sqlite3.Connection, question: Question) -> None:
@@ -390,6 +491,8 @@ def _way(filter: Filter) -> str | None:
         return "leased"
     if filter.replay_id is not None:
         return "replay"
+    if filter.left_of is not None:
+        return "left"
     return "unfinished" if filter.status in UNFINISHED else None
 
 
@@ -415,17 +518,34 @@ def id_floor(milliseconds: int) -> bytes:
 
 def encode_sources(connection: sqlite3.Connection, sources: Collection[str]) -> str:
     """Encode the ids of these sources as one text to search in: `,1,5,`. A list would be a scan in every plan."""
-    found = [_find_id(connection, "SELECT id FROM sources WHERE name = ?", name) for name in sources]
-    return f",{','.join(map(str, found))},"
+    return _encode_ids(connection, "SELECT id FROM sources WHERE name = ?", sources)
+
+
+def _encode_ids(connection: sqlite3.Connection, statement: str, names: Collection[str]) -> str:
+    return f",{','.join(str(_find_id(connection, statement, name)) for name in names)},"
 
 
 def _values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
+    values = _single_values(connection, filter)
+    excluded = [_single_values(connection, one) | {"ids": one.ids and one.ids[0]} for one in filter.without or ()]
+    required = [clause for clause in filter.body or () if not clause.negated]
+    values |= _SQL.exclude(excluded)
+    values["required"] = encode_clauses(required, str) if required else None
+    values["closely"] = bool(excluded or filter.body)
+    return values
+
+
+def _single_values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
     return _SQL.values(
         filter,
         _find_id(connection, "SELECT id FROM sources WHERE name = ?", filter.source),
         None if filter.sources is None else encode_sources(connection, filter.sources),
-        _find_id(connection, "SELECT id FROM destinations WHERE name = ?", filter.destination),
+        _find_id(connection, _DESTINATION_ID, filter.destination),
+        None if filter.destinations is None else _encode_ids(connection, _DESTINATION_ID, filter.destinations),
     )
+
+
+_DESTINATION_ID: Final = "SELECT id FROM destinations WHERE name = ?"
 
 
 def _find_id(connection: sqlite3.Connection, statement: str, name: str | None) -> int | None:
@@ -441,11 +561,26 @@ def _find_id(connection: sqlite3.Connection, statement: str, name: str | None) -
 
 def select_deliveries(
     connection: sqlite3.Connection, filter: Filter, *, decrypts: bool = False
-) -> Iterator[tuple[bytes, int, str, str, int, str | None]]:
-    """Yield all deliveries of a filter, however many: id, seq, status, destination, received at, note.
+) -> Iterator[tuple[bytes, int, str, str, int, str | None, str | None]]:
+    """Yield all deliveries of a filter, however many: id, seq, status, destination, received at, note, category.
 
     `decrypts`: bodies may be encrypted. Raises QueryTooWide where decrypting would take too long.
     """
+    alternatives = filter.alternatives()
+    found = (_select_alternative(connection, one, decrypts) for one in alternatives)
+    if len(alternatives) == 1:
+        yield from next(found)
+        return
+    seen: set[bytes] = set()
+    for row in chain.from_iterable(found):
+        if row[0] not in seen:
+            seen.add(row[0])
+            yield row
+
+
+def _select_alternative(
+    connection: sqlite3.Connection, filter: Filter, decrypts: bool
+) -> Iterator[tuple[bytes, int, str, str, int, str | None, str | None]]:
     asked = ask_deliveries(connection, filter)
     if decrypts and asked.values["clauses"] is not None and filter.ids is None:
         look = {"looked_at": MOST_DECRYPTED + 1, "looked_into": MOST_DECRYPTED_BYTES}
@@ -462,7 +597,8 @@ def select_deliveries(
 
 def read_delivery(row: tuple[Any, ...]) -> StoredDelivery:
     id_, event_id, source, destination, type_, key, subject, status, note, run, attempts, *rest = row
-    category, last_status, last_error, received_at, settled_at, last_replay_at, replay_id, reason, *head, _seq = rest
+    category, last_status, last_error, received_at, settled_at, last_replay_at, replay_id, reason, *rest = rest
+    *head, _seq, account = rest
     head_id, carries, leased, due_at, head_attempts = head
     is_under_way = bool(leased) and id_ in (head_id, carries)
     is_next = id_ == head_id or is_under_way
@@ -488,6 +624,7 @@ def read_delivery(row: tuple[Any, ...]) -> StoredDelivery:
         replay_id=replay_id and ReplayId(replay_id),
         reason=reason,
         blocked_by=None if is_next or head_id is None else DeliveryId(head_id),
+        account=account,
     )
 
 
@@ -506,20 +643,22 @@ FROM deliveries d JOIN destinations t ON t.id = d.destination_id
 LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'
 WHERE d.id > ? AND d.id <= ? ORDER BY d.id
 """
-# The same subject of the same source at the same destination: before it, after it, and those waiting now.
+# The same subject of the same source and account at the same destination: before it, after it, and those waiting now.
 EARLIER: Final = """
 SELECT d.id, d.seq FROM events e CROSS JOIN deliveries d ON d.id = CAST(substr(e.id, 1, 13) || substr(?1, 14) AS BLOB)
-WHERE e.subject = ?2 AND e.id <= ?3 AND e.source_id = ?4 ORDER BY e.id DESC LIMIT ?5
+WHERE e.subject = ?2 AND e.id <= ?3 AND e.source_id = ?4 AND e.account IS ?6 ORDER BY e.id DESC LIMIT ?5
 """
 LATER: Final = """
 SELECT d.id, d.seq FROM events e CROSS JOIN deliveries d ON d.id = CAST(substr(e.id, 1, 13) || substr(?1, 14) AS BLOB)
-WHERE e.subject = ?2 AND e.id > ?3 AND e.source_id = ?4 ORDER BY e.id LIMIT ?5
+WHERE e.subject = ?2 AND e.id > ?3 AND e.source_id = ?4 AND e.account IS ?6 ORDER BY e.id LIMIT ?5
 """
 DEAD: Final = """
-SELECT t.name, d.last_status, d.last_error, d.reason, d.settled_at, d.id
+SELECT t.name, d.last_status, d.last_error, d.reason, d.settled_at, d.id,
+  coalesce((SELECT min(a.ended_at) FROM attempts a WHERE a.delivery_id = d.id AND a.outcome = 'dead'), d.settled_at)
 FROM deliveries d JOIN destinations t ON t.id = d.destination_id
 WHERE d.status <> 'done' AND d.status = 'dead' AND (?1 IS NULL OR t.name = ?1)
 AND (?3 IS NULL OR (SELECT instr(?3, ',' || e.source_id || ',') FROM events e WHERE e.id = d.event_id))
+AND (?4 IS NULL OR (SELECT instr(?4, char(10) || e.account || char(10)) FROM events e WHERE e.id = d.event_id))
 ORDER BY d.id DESC LIMIT ?2
 """
 REPLAY: Final = """
@@ -540,6 +679,10 @@ SELECT d.name, s.paused_at, s.paused_by, s.paused_why, coalesce(s.failures, 0), 
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 1 AND due_at <= ?1 AND NOT leased
         ORDER BY due_at LIMIT 1),
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 2 AND due_at <= ?1 AND NOT leased
+        ORDER BY due_at LIMIT 1),
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 3 AND due_at <= ?1 AND NOT leased
+        ORDER BY due_at LIMIT 1),
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 4 AND due_at <= ?1 AND NOT leased
         ORDER BY due_at LIMIT 1)
 FROM destinations d LEFT JOIN destination_state s ON s.destination_id = d.id
 """
@@ -562,12 +705,48 @@ CROSS JOIN destinations t ON t.id = d.destination_id
 LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'
 WHERE s.name IN (SELECT value FROM json_each(?1)) AND e.id >= ?2 AND e.received_at >= ?3 GROUP BY 1, 2
 """
+COUNT_OF_ACCOUNTS: Final = """
+SELECT t.name, CASE WHEN d.status <> 'pending' THEN d.status
+       WHEN h.leased AND (h.delivery_id = d.id OR h.carries = d.id) THEN 'leased' ELSE 'pending' END, count(*)
+FROM json_each(?4) a CROSS JOIN events e ON e.account = a.value CROSS JOIN sources s ON s.id = e.source_id
+CROSS JOIN deliveries d ON d.id > e.id AND d.id <= CAST(substr(e.id, 1, 13) || x'ffffff' AS BLOB)
+CROSS JOIN destinations t ON t.id = d.destination_id
+LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'
+WHERE (?1 IS NULL OR s.name IN (SELECT value FROM json_each(?1))) AND e.id >= ?2 AND e.received_at >= ?3 GROUP BY 1, 2
+"""
+# What arrived for some accounts, by source: the counters are not kept by account.
+FIGURES_OF: Final = """
+SELECT s.name, count(*), sum(coalesce(c.n, 1) - 1), sum((SELECT count(*) FROM arrivals r WHERE r.event_id = e.id
+  AND r.n <= c.conflict AND r.outcome = 'conflict'))
+FROM json_each(?4) a CROSS JOIN events e ON e.account = a.value CROSS JOIN sources s ON s.id = e.source_id
+LEFT JOIN copies c ON c.event_id = e.id
+WHERE (?1 IS NULL OR s.name IN (SELECT value FROM json_each(?1))) AND e.id >= ?2 AND e.received_at >= ?3 GROUP BY 1
+"""
 SERIES: Final = """
 SELECT what, minute / ?2 * ?2, sum(n) FROM counters WHERE minute >= ?1
 AND (?3 IS NULL OR source_id = (SELECT id FROM sources WHERE name = ?3))
 AND (?4 IS NULL OR destination_id = (SELECT id FROM destinations WHERE name = ?4))
 GROUP BY 1, 2 ORDER BY 1, 2
 """
+
+_OF_SOURCE: Final = "SELECT id FROM events WHERE source_id = (SELECT id FROM sources WHERE name = ?1) AND id "
+BEFORE: Final = _OF_SOURCE + "< ?2 ORDER BY id DESC LIMIT 1"
+AFTER: Final = _OF_SOURCE + "> ?2 ORDER BY id LIMIT 1"
+DESTINATION_SERIES: Final = """
+SELECT d.name, c.what, c.minute / ?2 * ?2, sum(c.n) FROM counters c JOIN destinations d ON d.id = c.destination_id
+WHERE c.minute >= ?1 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
+_ITEM_OUTCOME: Final = "coalesce(i.outcome, CASE WHEN i.fed_at IS NULL THEN 'left' ELSE 'running' END)"
+REPLAY_ITEMS: Final = (
+    "SELECT i.n, i.delivery_id, " + _ITEM_OUTCOME + ", e.type, e.subject, e.received_at,"
+    " CASE WHEN d.status = 'dead' THEN d.last_error END FROM replay_items i"
+    " LEFT JOIN deliveries d ON d.id = i.delivery_id LEFT JOIN events e ON e.id = d.event_id"
+    " WHERE i.replay_id = ? AND i.n > ? ORDER BY i.n LIMIT ?"
+)
+REPLAY_OUTCOMES: Final = (
+    "SELECT substr(i.delivery_id, 14), " + _ITEM_OUTCOME + ", count(*) FROM replay_items i"
+    " WHERE i.replay_id = ? GROUP BY 1, 2"
+)
 
 
 class SqliteReader:
@@ -614,6 +793,14 @@ class SqliteReader:
         row = await self.read(lambda c: c.execute(_EVENT, (event_id,)).fetchone())
         return None if row is None else self.cipher.read_event(read_details(row))
 
+    async def events_beside(self, event_id: bytes, source: str) -> tuple[EventId | None, EventId | None]:
+        def read(connection: sqlite3.Connection) -> tuple[EventId | None, EventId | None]:
+            asked = (source, event_id)
+            before, after = connection.execute(BEFORE, asked).fetchone(), connection.execute(AFTER, asked).fetchone()
+            return before and EventId(before[0]), after and EventId(after[0])
+
+        return await self.read(read)
+
     def now(self) -> Micros:
         """Return the current time. A process that only reads has no clock of the store, and uses this machine's."""
         return int(clock.now() * 1_000_000)
@@ -634,13 +821,36 @@ class SqliteReader:
         )
         return None if row is None else self.cipher.read_batch(batch_id, *row)
 
-    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
+    async def find_references(self, ids: Sequence[bytes]) -> dict[bytes, bool]:
+        def find(connection: sqlite3.Connection) -> dict[bytes, bool]:
+            found: dict[bytes, bool] = {}
+            for look_up in _REFERRING:
+                left = [id_ for id_ in ids if id_ not in found]
+                found |= {id_: bool(refers) for id_, refers in look_up(connection, left)}
+            return found
+
+        return await self.read(find)
+
+    async def list_references(self, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        return await self.read(lambda c: c.execute(_REFERENCES, (after, limit)).fetchall())
+
+    async def media_of(self, event_id: bytes) -> list[StoredMedia]:
+        rows = await self.read(lambda c: c.execute(_MEDIA, (event_id,)).fetchall())
+        return [StoredMedia(*row) for row in rows]
+
+    async def find_media(self, digests: Sequence[bytes]) -> set[bytes]:
+        return {digest for (digest,) in await self.read(lambda c: _KEPT_MEDIA(c, digests))}
+
+    async def recent_rejections(self, limit: int = 50, *, before: int | None = None) -> list[Rejection]:
         rows = await self.read(
             lambda c: c.execute(
-                "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT ?", (limit,)
+                "SELECT source, at, code, reason, peer, size, id, head, body, n FROM rejections"
+                " WHERE ?1 IS NULL OR n < ?1 ORDER BY n DESC LIMIT ?2",
+                (before, limit),
             ).fetchall()
         )
-        return [Rejection(r[0], moment(r[1]), *r[2:]) for r in rows]
+        found = [Rejection(*(r[0], moment(r[1]), *r[2:6], ArrivalId(r[6]), *r[7:])) for r in rows]
+        return [self.cipher.read_rejection(one) for one in found]
 
     async def figures(self, since: datetime | None = None) -> Figures:
         start = 0 if since is None else int((since - EPOCH).total_seconds() * 1_000_000) // MINUTE * MINUTE
@@ -660,7 +870,14 @@ class SqliteReader:
     # -- work ----------------------------------------------------------------------------------
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
-        return await self.read(lambda c: _find_events(c, filter, before, limit))
+        def find(connection: sqlite3.Connection) -> Page[ListedEvent]:
+            pages = [_find_events(connection, one, before, limit) for one in filter.alternatives()]
+            return merge_pages(pages, limit)
+
+        return await self.read(find)
+
+    async def count_events(self, filter: Filter) -> Total:
+        return await self.read(lambda c: _count_events(c, filter))
 
     async def get_delivery(self, delivery_id: bytes) -> StoredDelivery | None:
         return await self.read(lambda c: get_delivery(c, delivery_id))
@@ -668,7 +885,11 @@ class SqliteReader:
     async def find_deliveries(
         self, filter: Filter, *, before: bytes | None = None, limit: int = 50
     ) -> Page[StoredDelivery]:
-        return await self.read(lambda c: _find_deliveries(c, filter, before, limit))
+        def find(connection: sqlite3.Connection) -> Page[StoredDelivery]:
+            pages = [_find_deliveries(connection, one, before, limit) for one in filter.alternatives()]
+            return merge_pages(pages, limit)
+
+        return await self.read(find)
 
     async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
         rows = await self.read(lambda c: c.execute(ATTEMPTS, (delivery_id,)).fetchall())
@@ -677,12 +898,18 @@ class SqliteReader:
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         return await self.read(lambda c: _subject_of(c, delivery_id, around))
 
-    async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
+    async def causes(
+        self,
+        destination: str | None = None,
+        sources: Collection[str] | None = None,
+        accounts: Collection[str] | None = None,
+    ) -> list[Cause]:
         def read(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
             asked = None if sources is None else encode_sources(connection, sources)
-            return connection.execute(DEAD, (destination, _CAUSES_OF, asked)).fetchall()
+            whose = None if accounts is None else encode_accounts(list(accounts))
+            return connection.execute(DEAD, (destination, _CAUSES_OF, asked, whose)).fetchall()
 
-        return _group_causes(await self.read(read))
+        return _group_causes(await self.read(read), self.now())
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
         at = self.now()  # taken first, so that what dies meanwhile does not count as seen
@@ -699,10 +926,80 @@ class SqliteReader:
         )
         return _make_page([_read_replay(row) for row in rows], limit)
 
+    async def replay_items(self, replay_id: bytes, *, after: int = 0, limit: int = 50) -> list[ReplayItem]:
+        def read(connection: sqlite3.Connection) -> list[ReplayItem]:
+            names = {number: name for name, number in read_name_ids(connection).destinations.items()}
+            return [
+                ReplayItem(
+                    *(n, DeliveryId(id_), names.get(DeliveryId(id_).destination_id, "?"), outcome, type_, subject),
+                    moment_or_none(received_at),
+                    error,
+                )
+                for n, id_, outcome, type_, subject, received_at, error in connection.execute(
+                    REPLAY_ITEMS, (replay_id, after, limit)
+                )
+            ]
+
+        return await self.read(read)
+
+    async def replay_outcomes(self, replay_id: bytes) -> dict[str, dict[str, int]]:
+        def read(connection: sqlite3.Connection) -> dict[str, dict[str, int]]:
+            names = {number: name for name, number in read_name_ids(connection).destinations.items()}
+            found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+            for number, outcome, n in connection.execute(REPLAY_OUTCOMES, (replay_id,)):
+                found[names.get(int.from_bytes(number), "?")][outcome] = n
+            return dict(found)
+
+        return await self.read(read)
+
+    async def chart_marks(self, since: datetime) -> list[ChartMark]:
+        rows = await self.read(
+            lambda c: c.execute(
+                "SELECT at, text, actor FROM chart_marks WHERE at >= ? ORDER BY n", (to_micros(since),)
+            ).fetchall()
+        )
+        return [ChartMark(moment(at), text, actor) for at, text, actor in rows]
+
+    async def sizes(self) -> list[tuple[datetime, int]]:
+        rows = await self.read(lambda c: c.execute("SELECT hour, bytes FROM sizes ORDER BY hour").fetchall())
+        return [(moment(hour), size) for hour, size in rows]
+
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         now = self.now()
         moment = None if since is None else to_micros(since)
         return await self.read(lambda c: next_due(c, now, destination_ids, moment))
+
+    async def find_definitions(self, noun: Noun, names: Collection[str]) -> list[StoredDefinition]:
+        return await self.read(lambda c: definitions.find_definitions(c, noun, names))
+
+    async def find_sources(self, addresses: Collection[bytes]) -> list[StoredDefinition]:
+        return await self.read(lambda c: definitions.find_sources(c, addresses))
+
+    async def find_routes(self, sources: Collection[str]) -> list[StoredDefinition]:
+        return await self.read(lambda c: definitions.find_routes(c, sources))
+
+    async def find_routes_to(self, destinations: Collection[str]) -> list[StoredDefinition]:
+        return await self.read(lambda c: definitions.find_routes_to(c, destinations))
+
+    async def find_destinations(self, ids: Collection[int]) -> list[StoredDefinition]:
+        return await self.read(lambda c: definitions.find_destinations(c, ids))
+
+    async def list_definitions(
+        self, noun: Noun, *, account: str | None = None, after: str = "", limit: int = 50
+    ) -> list[StoredDefinition]:
+        return await self.read(lambda c: definitions.list_definitions(c, noun, account, after, limit))
+
+    async def find_accounts(self, names: Collection[str]) -> dict[str, StoredDefinition]:
+        return await self.read(lambda c: definitions.find_accounts(c, names))
+
+    async def aliases_of(self, accounts: Collection[str]) -> dict[str, list[str]]:
+        return await self.read(lambda c: definitions.aliases_of(c, accounts))
+
+    async def find_kept_sources(self) -> list[StoredDefinition]:
+        return await self.read(definitions.find_kept_sources)
+
+    async def definition_changes(self, since: int) -> DefinitionChanges:
+        return await self.read(lambda c: definitions.definition_changes(c, since))
 
     async def levels(self) -> dict[str, Level]:
         now = self.now()
@@ -712,18 +1009,31 @@ class SqliteReader:
         return await self.read(lambda c: _count_since(c, to_micros(since)))
 
     async def count_of(
-        self, sources: Collection[str], since: datetime | None = None
+        self,
+        sources: Collection[str] | None,
+        since: datetime | None = None,
+        accounts: Collection[str] | None = None,
     ) -> dict[str, dict[DeliveryStatus, int]]:
-        start = 0 if since is None else to_micros(since)
-        asked = (json.dumps(list(sources)), id_floor(start // 1000 - SLACK), start)
+        asked = _scope(sources, since)
         found: defaultdict[str, dict[DeliveryStatus, int]] = defaultdict(dict)
-        for name, status, n in await self.read(lambda c: c.execute(COUNT_OF, asked).fetchall()):
+        if accounts is None:
+            rows = await self.read(lambda c: c.execute(COUNT_OF, asked).fetchall())
+        else:
+            whose = (*asked, json.dumps(list(accounts)))
+            rows = await self.read(lambda c: c.execute(COUNT_OF_ACCOUNTS, whose).fetchall())
+        for name, status, n in rows:
             found[name][DeliveryStatus(status)] = n
         return dict(found)
 
+    async def figures_of(
+        self, accounts: Collection[str], since: datetime, sources: Collection[str] | None = None
+    ) -> Figures:
+        asked = (*_scope(sources, since), json.dumps(list(accounts)))
+        return Figures.of_events(await self.read(lambda c: c.execute(FIGURES_OF, asked).fetchall()))
+
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
-    ) -> dict[str, list[tuple[datetime, int]]]:
+    ) -> Series:
         width = max(int(step), 1) * SECOND
         start = to_micros(since) // width * width
         rows = await self.read(lambda c: c.execute(SERIES, (start, width, source, destination)).fetchall())
@@ -732,6 +1042,14 @@ class SqliteReader:
             if what not in LEVELS:
                 flows[what].append((moment(at), n))
         return dict(flows)
+
+    async def destination_series(self, since: datetime, step: float) -> dict[str, Series]:
+        width = max(int(step), 1) * SECOND
+        start = to_micros(since) // width * width
+        found: defaultdict[str, defaultdict[str, list[tuple[datetime, int]]]] = defaultdict(lambda: defaultdict(list))
+        for name, what, at, n in await self.read(lambda c: c.execute(DESTINATION_SERIES, (start, width)).fetchall()):
+            found[name][what].append((moment(at), n))
+        return {name: dict(flows) for name, flows in found.items()}
 
     async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
         rows = await self.read(
@@ -811,6 +1129,25 @@ def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes |
     return _make_page(listed, limit, None if far is None else DeliveryId(far[0]).event_id)
 
 
+def _count_events(connection: sqlite3.Connection, filter: Filter) -> Total:
+    found: set[bytes] = set()
+    is_exact = True
+    for one in filter.alternatives():
+        asked = ask_events(connection, one)
+        if one.ids is not None:
+            found.update(row[0] for row in _events_of(connection, asked, one.ids))
+            continue
+        weigh(connection, asked)
+        way = asked.way
+        for (event_id,) in (cursor := connection.execute(way.SELECT, asked.values)):
+            found.add(event_id)
+            if len(found) > MOST_COUNTED:
+                cursor.close()
+                return Total(MOST_COUNTED, is_exact=False)
+        is_exact = is_exact and connection.execute(way.FAR, asked.values).fetchone() is None
+    return Total(len(found), is_exact)
+
+
 def _events_of(connection: sqlite3.Connection, asked: Question, ids: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
     """Yield events with a matching delivery among these."""
     seen: set[bytes] = set()
@@ -839,7 +1176,7 @@ def _distinct(connection: sqlite3.Connection, asked: Question, most: int) -> lis
 
 
 def _read_event(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent:
-    id_, source, type_, key, subject, received_at, event_at, marks, size, copies = row
+    id_, source, type_, key, subject, received_at, event_at, marks, size, copies, conflicts, account = row
     deliveries = connection.execute(DELIVERIES_OF_EVENT, (id_, last_delivery_of(id_))).fetchall()
     return ListedEvent(
         id=EventId(id_),
@@ -852,6 +1189,7 @@ def _read_event(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedE
         marks=Mark(marks),
         size=size,
         copies=copies,
+        has_conflict=bool(conflicts),
         deliveries=[
             ListedDelivery(
                 DeliveryId(one),
@@ -863,6 +1201,7 @@ def _read_event(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedE
             )
             for one, name, status, note, run, replay_id, leased in deliveries
         ],
+        account=account,
     )
 
 
@@ -885,14 +1224,14 @@ def _read_attempt(row: tuple[Any, ...]) -> StoredAttempt:
 
 def _subject_of(connection: sqlite3.Connection, delivery_id: bytes, around: int) -> list[StoredDelivery]:
     mine = connection.execute(
-        "SELECT e.id, e.subject, e.source_id, d.seq, d.subject_key FROM deliveries d JOIN events e ON e.id = d.event_id"
-        " WHERE d.id = ?",
+        "SELECT e.id, e.subject, e.source_id, e.account, d.seq, d.subject_key"
+        " FROM deliveries d JOIN events e ON e.id = d.event_id WHERE d.id = ?",
         (delivery_id,),
     ).fetchone()
     if mine is None:
         return []
-    event_id, subject, source_id, seq, queue_key = mine
-    about = (delivery_id, subject, event_id, source_id, _NEIGHBOURS)
+    event_id, subject, source_id, account, seq, queue_key = mine
+    about = (delivery_id, subject, event_id, source_id, _NEIGHBOURS, account)
     # Replays join the tail, so what waits may have arrived long ago.
     waiting = connection.execute(
         "SELECT id, seq FROM deliveries WHERE subject_key = ? AND behind AND status = 'pending' ORDER BY seq LIMIT ?",
@@ -906,12 +1245,22 @@ def _subject_of(connection: sqlite3.Connection, delivery_id: bytes, around: int)
     return [one for one in shown if one is not None]
 
 
-def _group_causes(rows: Sequence[tuple[Any, ...]]) -> list[Cause]:
-    groups: defaultdict[tuple[str, str], list[tuple[Micros, bytes]]] = defaultdict(list)
-    for destination, status, error, reason, settled_at, id_ in rows:
-        groups[destination, _cause(status, error, reason)].append((settled_at, id_))
+def _scope(sources: Collection[str] | None, since: datetime | None) -> tuple[str | None, bytes, Micros]:
+    """Return the parameters of counts that are limited to some sources and a time."""
+    start = 0 if since is None else to_micros(since)
+    return None if sources is None else json.dumps(list(sources)), id_floor(start // 1000 - SLACK), start
+
+
+def _group_causes(rows: Sequence[tuple[Any, ...]], now: Micros) -> list[Cause]:
+    groups: defaultdict[tuple[str, str], list[tuple[Micros, bytes, Micros]]] = defaultdict(list)
+    for destination, status, error, reason, settled_at, id_, first_at in rows:
+        groups[destination, _cause(status, error, reason)].append((settled_at, id_, first_at))
     causes = [
-        Cause(destination, cause, len(ones), moment(min(ones)[0]), moment(max(ones)[0]), DeliveryId(max(ones)[1]))
+        Cause(
+            *(destination, cause, len(ones), moment(min(one[2] for one in ones)), moment(max(ones)[0])),
+            DeliveryId(max(ones)[1]),
+            count_hours((now - one[0]) // (3600 * SECOND) for one in ones),
+        )
         for (destination, cause), ones in groups.items()
     ]
     return sorted(causes, key=lambda cause: (-cause.count, cause.destination, cause.cause))
@@ -930,8 +1279,11 @@ def _cause(status: int | None, error: str | None, reason: str | None) -> str:
 
 def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: bool, decrypts: bool) -> ReplayPlan:
     taken, left_out = [], Counter[DeliveryStatus]()
+    parts: Counter[tuple[str, DeliveryStatus, bool, bool]] = Counter()
     for row in select_deliveries(connection, filter, decrypts=decrypts):
-        if is_replayable(row[2], force, row[5]):
+        is_taken = is_replayable(row[2], force, row[5])
+        parts[row[3], DeliveryStatus(row[2]), is_taken, row[6] == Category.permanent] += 1
+        if is_taken:
             taken.append(row)
         else:
             left_out[DeliveryStatus(row[2])] += 1
@@ -948,6 +1300,7 @@ def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: boo
         newest=moment(max(times)) if times else None,
         changed=_count_moved(connection, ((row[0], row[3]) for row in taken)),
         sample=[one for one in sample if one is not None],
+        parts=PlannedFor.of((*of, n) for of, n in parts.items()),
     )
 
 

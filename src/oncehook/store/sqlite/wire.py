@@ -1,7 +1,8 @@
 """The protocol between the owner of a SQLite file and its clients: a Unix socket, frames, and the verbs of the store.
 
 A frame is four bytes of length and a msgpack value. A client sends calls, each a number, a verb and its arguments; the
-owner answers with the number and a result or a failure, and sends wake-ups under the number 0. Types of arguments and
+owner answers with the number and a result or a failure, and sends wake-ups under the number 0, changed definitions
+under -1. Types of arguments and
 results are those of the verb's own annotations, so that there is no second list of them.
 """
 
@@ -22,7 +23,7 @@ from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Protoco
 import msgspec
 
 from oncehook.errors import ConfigError, OncehookError, StoreError, StoreUnavailable
-from oncehook.model import EventId, Id, Intake, Verdict
+from oncehook.model import DefinitionChanges, EventId, Id, Intake, Verdict
 from oncehook.store.cipher import Cipher
 
 PROTOCOL: Final = 1
@@ -152,6 +153,9 @@ RECORDS: Final = decoder(tuple[bool, list[Intake]])
 DECIDED: Final = decoder(tuple[list[Decided], list[tuple[int, int, EventId]]])
 """The answer: what became of each intake, and which items (of which intake) came before under another key."""
 WOKEN: Final = decoder(list[int] | None)
+CHANGED: Final = decoder(DefinitionChanges)
+DEFINITIONS: Final = -1
+"""Number of a frame that tells of changed definitions; 0 is that of a wake-up."""
 
 
 def encode(value: object) -> bytearray:

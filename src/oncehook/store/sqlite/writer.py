@@ -194,7 +194,7 @@ class Writer:
             self._seq: int = marks["seq"]
             # "Now" starts at the wall clock, or at the last process's time if that is later, and from there only grows:
             # a clock that is set forward and back again freezes nothing (R64).
-            self.clock = StoreClock(max(int(clock.now() * 1_000_000), marks["clock"]), clock.steady())
+            self.clock = StoreClock(max(int(clock.now() * 1_000_000), marks["clock"]), clock.held or clock.steady())
             if first is not None:
                 with transaction(connection):
                     first(connection, self.now())

@@ -46,11 +46,13 @@ CREATE TABLE events (
   batch_id    uuid,                      -- the split request it came in
   head        bytea,                     -- request line and headers; NULL: see its batch
   body        bytea       NOT NULL,
-  same_as     uuid                       -- the event in which the same came before, under another key
+  same_as     uuid,                      -- the event in which the same came before, under another key
+  account     text                       -- whose it is; NULL: nobody's
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE events ALTER body SET STORAGE EXTERNAL, ALTER head SET STORAGE EXTERNAL;
 CREATE INDEX events_source  ON events (source_id, id);
 CREATE INDEX events_subject ON events (subject, id) WHERE subject IS NOT NULL;
+CREATE INDEX events_account ON events (account, id) WHERE account IS NOT NULL;
 CREATE INDEX events_batch   ON events (batch_id) WHERE batch_id IS NOT NULL;
 
 -- The raw bytes of a request that was split into several events.
@@ -61,6 +63,23 @@ CREATE TABLE batches (
   head        bytea       NOT NULL,
   body        bytea       NOT NULL
 );
+
+-- Files that events refer to, which are kept as objects: one row per event and place in it. An object is named by the
+-- hash of its content, and is there once for all events with the same file.
+CREATE TABLE media (
+  event_id uuid        NOT NULL,
+  n        smallint    NOT NULL,
+  digest   bytea       NOT NULL,
+  size     bigint      NOT NULL,
+  type     text        NOT NULL,
+  filename text,
+  kept_at  timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (event_id, n)
+);
+CREATE INDEX media_digest ON media (digest);
+
+-- Events that came back from an archive: kept until then, whatever their age.
+CREATE TABLE restored (event_id uuid PRIMARY KEY, until timestamptz NOT NULL);
 
 -- Later arrivals of an event that was already there: a small ring per event. A copy of a key that a process saw a
 -- moment ago is sent without its body (`RecentKeys`). Should it turn out to be a conflict after all, the check refuses
@@ -79,7 +98,7 @@ CREATE TABLE arrivals (
 ) WITH (fillfactor = 80);
 CREATE INDEX arrivals_batch ON arrivals (batch_id) WHERE batch_id IS NOT NULL;
 
--- The latest arrivals that were rejected: a ring, without bodies.
+-- The latest arrivals that were rejected: a ring. Some of known sources have head and the first KiB of the body.
 CREATE SEQUENCE rejection_seq;
 CREATE TABLE rejections (
   slot   integer     PRIMARY KEY,
@@ -89,7 +108,10 @@ CREATE TABLE rejections (
   code   text        NOT NULL,
   reason text        NOT NULL,
   peer   text        NOT NULL,
-  size   bigint      NOT NULL
+  size   bigint      NOT NULL,
+  id     uuid        NOT NULL,
+  head   bytea,
+  body   bytea
 );
 
 -- One per event and destination: the record of the work. CACHE 1 is part of the correctness: a cached sequence hands
@@ -115,7 +137,8 @@ CREATE TABLE deliveries (
   last_status    smallint,               -- its status code
   last_error     text,
   last_replay_at timestamptz,
-  reason         text                    -- why it was discarded, or is dead without an attempt to blame
+  reason         text,                   -- why it was discarded, or is dead without an attempt to blame
+  fair           bigint                  -- hash of the value that it is leased in rounds over; NULL: it is not
 ) WITH (fillfactor = 85);
 CREATE INDEX deliveries_waiting ON deliveries (subject_key, seq) WHERE status = 'pending' AND behind;
 -- One index for the lists of what is pending, dead or discarded, newest first.
@@ -129,7 +152,7 @@ CREATE SEQUENCE fences;
 CREATE TABLE heads (
   subject_key    uuid        PRIMARY KEY, -- deliveries without subject: their own id
   destination_id integer     NOT NULL,
-  turn           smallint    NOT NULL DEFAULT 0, -- 0 live, 1 bulk replay, 2 quarantined
+  turn           smallint    NOT NULL DEFAULT 1, -- 0 high, 1 normal, 2 low, 3 bulk replay, 4 quarantined
   due_at         timestamptz NOT NULL DEFAULT now(), -- the next moment a worker may take this row
   leased         boolean     NOT NULL DEFAULT false,
   delivery_id    uuid,                   -- NULL: to be looked up again
@@ -146,12 +169,17 @@ CREATE TABLE heads (
   alone          boolean     NOT NULL DEFAULT false, -- leased to run alone: a crash now is its own
   deaths         smallint    NOT NULL DEFAULT 0, -- crashes while it ran alone; `crashes` counts all
   worker         text,                   -- the last one that leased it
-  seq            bigint      NOT NULL DEFAULT 0
+  seq            bigint      NOT NULL DEFAULT 0,
+  fair           bigint                  -- of `delivery_id`
 ) WITH (
   fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500,
   autovacuum_vacuum_cost_delay = 0
 );
 CREATE INDEX heads_due ON heads (destination_id, turn, due_at);
+-- What is leased in rounds, by value. Partial, so that nothing else pays for it.
+CREATE INDEX heads_fair ON heads (destination_id, turn, fair, due_at) WHERE fair IS NOT NULL;
+-- What is under way, counted where a limit counts over all workers.
+CREATE INDEX heads_leased ON heads (destination_id) WHERE leased;
 -- What has become due since a moment, for any destination. Partial, so that no lease can mistake it for `heads_due`.
 CREATE INDEX heads_next ON heads (due_at) WHERE due_at < 'infinity';
 
@@ -166,7 +194,7 @@ CREATE TABLE attempts (
   category    text,
   status      smallint,
   error       text,
-  answer      bytea,                     -- the first 4 KB of the destination's answer
+  answer      bytea,                     -- what was sent without its body, and the first 4 KB of the answer: see `join_answer`
   PRIMARY KEY (delivery_id, fence)
 );
 
@@ -192,6 +220,21 @@ CREATE TABLE destination_state (
 );
 CREATE INDEX destination_state_open ON destination_state (open_until) WHERE open_until IS NOT NULL;
 
+-- Limits that count over all workers: the moment at which the next attempt of a destination may begin. Also what workers
+-- lock to divide places. Only destinations with such limits have a row, and workers ask a few times a second at most.
+CREATE TABLE limits (destination_id integer PRIMARY KEY, next_at timestamptz NOT NULL) WITH (fillfactor = 50);
+
+-- How many attempts of a destination each worker may have under way. Their leases end before `until`.
+CREATE TABLE places (
+  destination_id integer     NOT NULL,
+  worker         text        NOT NULL,
+  n              integer     NOT NULL,
+  wanted         integer     NOT NULL,
+  seconds        float8      NOT NULL,   -- of the destination's leases
+  until          timestamptz NOT NULL,
+  PRIMARY KEY (destination_id, worker)
+) WITH (fillfactor = 50);
+
 -- Whom a destination reached, and since when: a row each time its address changes, so that a replay can tell that it
 -- goes elsewhere than the first time. Kept as a hash: an address may hold a secret.
 CREATE TABLE recipients (
@@ -200,6 +243,36 @@ CREATE TABLE recipients (
   address        uuid        NOT NULL,
   PRIMARY KEY (destination_id, since)
 );
+
+-- Sources, destinations and routes that were made while the inbox runs. A deleted one leaves its row, so that every
+-- process learns of it: `version` is the counter's value at its last change, in order of commit.
+CREATE TABLE definitions (
+  noun        text        NOT NULL,      -- source | destination | route | account
+  name        text        NOT NULL,      -- of a route: its id
+  id          integer     NOT NULL,      -- in `sources` or `destinations`; of a route: its destination's
+  account     text,
+  address     uuid,                      -- of a source: a digest of the last part of its address
+  source      text,                      -- of a route
+  destination text,                      -- of a route
+  settings    text        NOT NULL,      -- as given, JSON, without secrets
+  secrets     bytea,                     -- the secret ones, JSON, encrypted
+  enabled     boolean     NOT NULL DEFAULT true,
+  deleted     boolean     NOT NULL DEFAULT false,
+  version     bigint      NOT NULL,
+  created_at  timestamptz NOT NULL,
+  changed_at  timestamptz NOT NULL,
+  PRIMARY KEY (noun, name)
+);
+CREATE UNIQUE INDEX definitions_version ON definitions (version);
+CREATE UNIQUE INDEX definitions_address ON definitions (address) WHERE address IS NOT NULL AND NOT deleted;
+CREATE INDEX definitions_id      ON definitions (id) WHERE noun = 'destination' AND NOT deleted;
+CREATE INDEX definitions_from    ON definitions (source) WHERE source IS NOT NULL AND NOT deleted;
+CREATE INDEX definitions_to      ON definitions (destination) WHERE destination IS NOT NULL AND NOT deleted;
+CREATE INDEX definitions_account ON definitions (account, noun, name) WHERE account IS NOT NULL AND NOT deleted;
+
+-- What accounts are called: their ids, and the aliases under which providers know them. A name is one account's.
+CREATE TABLE account_names (name text PRIMARY KEY, account text NOT NULL);
+CREATE INDEX account_names_account ON account_names (account);
 
 -- A replay is a durable order. Its items are fixed when it is made, so what was planned is what is done.
 CREATE TABLE replays (
@@ -243,6 +316,17 @@ CREATE TABLE counters (
   PRIMARY KEY (minute, slot, source_id, destination_id, what)
 ) WITH (fillfactor = 50);
 
+-- Moments that every chart shows, such as deploys; the latest stay.
+CREATE TABLE chart_marks (
+  n     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  at    timestamptz NOT NULL,
+  text  text        NOT NULL,
+  actor text        NOT NULL
+);
+
+-- Bytes on disk, once an hour: how fast the store grows.
+CREATE TABLE sizes (hour timestamptz PRIMARY KEY, bytes bigint NOT NULL);
+
 CREATE TABLE workers (
   id           text        PRIMARY KEY,
   host         text        NOT NULL,
@@ -262,9 +346,13 @@ CREATE TABLE sessions (
   actor    text        NOT NULL,
   role     text        NOT NULL,         -- viewer | operator | admin
   proof    bytea       NOT NULL,         -- of the password it was begun with: the session ends with it
+  account  text,                         -- of a customer at the portal, who sees that account alone
   begun_at timestamptz NOT NULL,
   ends_at  timestamptz NOT NULL
 );
+
+-- Links to the portal that were used; each is kept until it would have expired.
+CREATE TABLE used_links (hash bytea PRIMARY KEY, ends_at timestamptz NOT NULL);
 
 -- When a token was last used, by the name it has in the settings.
 CREATE TABLE token_uses (name text PRIMARY KEY, used_at timestamptz NOT NULL);
@@ -274,7 +362,7 @@ CREATE TABLE settings_seen (place text PRIMARY KEY, digests text NOT NULL);
 
 -- `inbox` names the dashboard's cookie, so that two inboxes on one machine do not sign each other out.
 CREATE TABLE marks (name text PRIMARY KEY, value bigint NOT NULL);
-INSERT INTO marks VALUES ('ping', 0), ('inbox', (random() * 9007199254740991)::bigint);
+INSERT INTO marks VALUES ('ping', 0), ('definitions', 0), ('largest_body', 0), ('inbox', (random() * 9007199254740991)::bigint);
 
 -- -- audit log --------------------------------------------------------------------------------
 
@@ -357,6 +445,7 @@ DECLARE
   low    text;
   high   text;
   diff   integer;
+  holds  boolean;
 BEGIN
   decoded := convert_from(body, 'UTF8');
   IF position('\u0000' IN decoded) > 0 THEN  -- jsonb cannot hold it, a text with it is never asked for
@@ -373,11 +462,9 @@ BEGIN
     END LOOP;
     kind := jsonb_typeof(found);
     IF kind IS NULL OR kind IN ('object', 'array') THEN
-      RETURN false;
+      holds := false;
     ELSIF kind <> 'number' THEN
-      IF clause ->> 'sign' <> '=' OR coalesce(found #>> '{}', 'null') <> clause ->> 'value' THEN
-        RETURN false;
-      END IF;
+      holds := clause ->> 'sign' = '=' AND coalesce(found #>> '{}', 'null') = clause ->> 'value';
     ELSE
       low := found #>> '{}';
       high := clause ->> 'number';
@@ -387,16 +474,16 @@ BEGIN
         diff := CASE WHEN low::float8 < high::float8 THEN -1 WHEN low::float8 > high::float8 THEN 1
           WHEN low::float8 = high::float8 THEN 0 END;
       END IF;
-      IF (CASE clause ->> 'sign' WHEN '=' THEN diff = 0 WHEN '>' THEN diff > 0 WHEN '>=' THEN diff >= 0
-        WHEN '<' THEN diff < 0 WHEN '<=' THEN diff <= 0 END) IS NOT TRUE
-      THEN
-        RETURN false;
-      END IF;
+      holds := CASE clause ->> 'sign' WHEN '=' THEN diff = 0 WHEN '>' THEN diff > 0 WHEN '>=' THEN diff >= 0
+        WHEN '<' THEN diff < 0 WHEN '<=' THEN diff <= 0 END;
+    END IF;
+    IF coalesce(holds, false) = (clause ->> 'negated')::boolean THEN
+      RETURN false;
     END IF;
   END LOOP;
   RETURN true;
-EXCEPTION WHEN OTHERS THEN
-  RETURN false;
+EXCEPTION WHEN OTHERS THEN  -- no JSON: it meets what is negated
+  RETURN NOT clauses @> '[{"negated": false}]';
 END
 $$;
 
@@ -483,6 +570,11 @@ BEGIN
 END
 $$;
 
+-- The priority that a route's options give a live delivery.
+CREATE FUNCTION live_turn(options smallint) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT (CASE WHEN options & 96 = 0 THEN 1 WHEN options & 32 <> 0 THEN 0 ELSE 2 END)::smallint
+$$;
+
 -- The next that waits becomes the head, where something waits. `seconds`: it is leased at once, for so long, unless its
 -- destination is paused, failing or its breaker open, or it has another priority. The lease that its queue has
 -- already is prolonged only when a sixth of it is over: until then no column changes that is in an index, and the
@@ -501,15 +593,16 @@ BEGIN
         SELECT h.seq, h.turn, h.destination_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
       ) h
       CROSS JOIN LATERAL (
-        SELECT d.id, d.event_id, d.seq, d.run, d.options, d.replay_id FROM deliveries d
+        SELECT d.id, d.event_id, d.seq, d.run, d.options, d.replay_id, d.fair FROM deliveries d
         WHERE d.subject_key = i.queue_key AND d.behind AND d.status = 'pending' AND d.seq > h.seq ORDER BY d.seq LIMIT 1
       ) n
       CROSS JOIN LATERAL (
-        SELECT CASE WHEN (SELECT b.bulk FROM replays b WHERE b.id = n.replay_id) THEN 1 ELSE 0 END AS turn
+        SELECT CASE WHEN (SELECT b.bulk FROM replays b WHERE b.id = n.replay_id) THEN 3 ELSE live_turn(n.options) END
+          AS turn
       ) b
   ), u AS (
     UPDATE heads h SET delivery_id = n.id, event_id = n.event_id, seq = n.seq, run = n.run, options = n.options,
-      replay_id = n.replay_id, turn = n.turn, crashes = 0, deaths = 0, alone = false, upto = 0, carries = NULL,
+      replay_id = n.replay_id, fair = n.fair, turn = n.turn, crashes = 0, deaths = 0, alone = false, upto = 0, carries = NULL,
       leased = n.taken, attempts = n.taken::integer, worker = CASE WHEN n.taken THEN who ELSE h.worker END,
       fence = CASE WHEN n.taken THEN nextval('fences') ELSE h.fence END,
       leased_at = CASE WHEN n.taken THEN statement_timestamp() ELSE h.leased_at END,
@@ -565,7 +658,7 @@ BEGIN
     PERFORM pg_sleep(0.0005);
   END LOOP;
   UPDATE heads SET delivery_id = NULL, event_id = NULL, leased = false, alone = false, upto = 0, carries = NULL, run = 1,
-    options = 0, replay_id = NULL, turn = 0, attempts = 0, crashes = 0, deaths = 0, due_at = statement_timestamp()
+    options = 0, replay_id = NULL, turn = 1, attempts = 0, crashes = 0, deaths = 0, due_at = statement_timestamp()
   WHERE subject_key = ANY(rest);
   made_due := made_due || rest;
 END
@@ -579,7 +672,7 @@ $$;
 -- sees the past (REPEATABLE READ), whether a head is there is asked of the index alone.
 CREATE FUNCTION enqueue(
   ids uuid[], event_ids uuid[], destination_ids integer[], subject_keys uuid[], options smallint[], firsts boolean[],
-  seconds float8[], who text, OUT leased uuid[], OUT fences bigint[], OUT made_due integer[]
+  seconds float8[], who text, fairs bigint[], OUT leased uuid[], OUT fences bigint[], OUT made_due integer[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -589,8 +682,9 @@ DECLARE
 BEGIN
   IF subject_keys IS NOT NULL THEN
     PERFORM lock_subjects(subject_keys);
-    SELECT array_agg(h.subject_key), array_agg(h.subject_key) FILTER (WHERE h.turn = 1) INTO met, overtaken
-    FROM unnest($4, $6) AS i(queue_key, first) CROSS JOIN LATERAL (
+    SELECT array_agg(h.subject_key), array_agg(h.subject_key) FILTER (WHERE h.turn < 4 AND h.turn > live_turn(i.options))
+    INTO met, overtaken
+    FROM unnest($4, $5, $6) AS i(queue_key, options, first) CROSS JOIN LATERAL (
       SELECT h.subject_key, h.turn FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
     ) h
     WHERE i.first AND current_setting('transaction_isolation') = 'read committed';
@@ -603,29 +697,39 @@ BEGIN
   END IF;
   WITH d AS MATERIALIZED (
     SELECT i.*, nextval('delivery_seq') AS seq
-    FROM unnest($1, $2, $3, $4, $5, $6, $7)
-      AS i(id, event_id, destination_id, subject_key, options, first, seconds)
+    FROM unnest($1, $2, $3, $4, $5, $6, $7, $9)
+      AS i(id, event_id, destination_id, subject_key, options, first, seconds, fair)
   ), h AS (
     INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id, seq, options, leased, attempts, fence,
-      leased_at, worker)
+      leased_at, worker, turn, fair)
     SELECT coalesce(f.subject_key, f.id), f.destination_id,
       CASE WHEN f.leased THEN now() + make_interval(secs => f.seconds) ELSE now() END, f.id, f.event_id, f.seq,
-      f.options, f.leased, f.leased::integer, CASE WHEN f.leased THEN nextval('fences') ELSE 0 END, now(), $8
+      f.options, f.leased, f.leased::integer, CASE WHEN f.leased THEN nextval('fences') ELSE 0 END, now(), $8,
+      live_turn(f.options), f.fair
     FROM (SELECT d.*, d.seconds IS NOT NULL AND d.destination_id <> ALL(closed) AS leased FROM d) f
     WHERE f.first AND (met IS NULL OR f.subject_key IS NULL OR f.subject_key <> ALL(met))
     ON CONFLICT (subject_key) DO NOTHING
     RETURNING delivery_id, destination_id, leased, fence
   ), w AS (
-    INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, options, behind)
-    SELECT d.id, d.event_id, d.destination_id, d.subject_key, d.seq, d.options, d.id NOT IN (SELECT delivery_id FROM h)
+    INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, options, behind, fair)
+    SELECT d.id, d.event_id, d.destination_id, d.subject_key, d.seq, d.options, d.id NOT IN (SELECT delivery_id FROM h),
+      d.fair
     FROM d
   )
   SELECT array_agg(h.delivery_id) FILTER (WHERE h.leased), array_agg(h.fence) FILTER (WHERE h.leased),
     array_agg(h.destination_id) FILTER (WHERE NOT h.leased)
   INTO leased, fences, made_due FROM h;
-  IF overtaken IS NOT NULL THEN      -- live work waits behind no bulk replay
+  IF subject_keys IS NOT NULL AND (SELECT bool_or(o & 96 <> 0) FROM unnest($5) AS o) THEN
+    overtaken := subject_keys;       -- within this group, too
+  END IF;
+  IF overtaken IS NOT NULL THEN      -- what waits for a front of lower priority raises it; a bulk replay's is the lowest
     WITH u AS (
-      UPDATE heads h SET turn = 0 WHERE h.subject_key = ANY(overtaken) AND h.turn = 1 RETURNING h.destination_id
+      UPDATE heads h SET turn = i.turn
+      FROM (
+        SELECT i.queue_key, min(live_turn(i.options)) AS turn FROM unnest($4, $5) AS i(queue_key, options)
+        WHERE i.queue_key = ANY(overtaken) GROUP BY i.queue_key OFFSET 0
+      ) i
+      WHERE h.subject_key = ANY(ARRAY[i.queue_key]) AND h.turn > i.turn AND h.turn < 4 RETURNING h.destination_id
     )
     SELECT made_due || array_agg(u.destination_id) INTO made_due FROM u;
   END IF;
@@ -645,7 +749,7 @@ CREATE FUNCTION intake(
   copy_batch_ids uuid[], copy_heads bytea[], copy_bodies bytea[], copy_laters integer[],
   delivery_ids uuid[], delivery_event_ids uuid[], destination_ids integer[], subject_keys uuid[], options smallint[],
   firsts boolean[], seconds float8[], who text, counted_source_ids integer[], counted_destination_ids integer[],
-  counted text[], counts bigint[], slot smallint
+  counted text[], counts bigint[], slot smallint, fairs bigint[], accounts text[]
 ) RETURNS TABLE (hash uuid, event_id uuid, body_hash uuid, fence bigint, at timestamptz, due integer[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -684,11 +788,11 @@ BEGIN
   END IF;
 
   INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope, body_hash,
-    key_hash, batch_id, head, body)
+    key_hash, batch_id, head, body, account)
   SELECT i.id, i.source_id, i.type, i.key, i.subject, now(), i.event_at, i.marks, i.rank, i.rank_scope, i.body_hash,
-    i.hash, i.batch_id, i.head, i.body
-  FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $14, $15) AS i(id, source_id, type, key, subject,
-    event_at, marks, rank, rank_scope, body_hash, hash, batch_id, head, body)
+    i.hash, i.batch_id, i.head, i.body, i.account
+  FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $14, $15, $44) AS i(id, source_id, type, key, subject,
+    event_at, marks, rank, rank_scope, body_hash, hash, batch_id, head, body, account)
   WHERE refused IS NULL OR i.id <> ALL(refused);
 
   IF split_ids IS NOT NULL THEN
@@ -704,7 +808,7 @@ BEGIN
   IF refused IS NULL THEN
     IF delivery_ids IS NOT NULL THEN
       SELECT q.leased, q.fences, q.made_due INTO leased, fences, made_due
-      FROM enqueue($30, $31, $32, $33, $34, $35, $36, $37) q;
+      FROM enqueue($30, $31, $32, $33, $34, $35, $36, $37, $43) q;
     END IF;
   ELSE
     SELECT q.leased, q.fences, q.made_due INTO leased, fences, made_due
@@ -712,15 +816,16 @@ BEGIN
       SELECT array_agg(d.id) AS ids, array_agg(d.event_id) AS event_ids, array_agg(d.destination_id) AS destination_ids,
         CASE WHEN count(d.subject_key) > 0 THEN array_agg(d.subject_key) END AS subject_keys,
         array_agg(d.options) AS options, array_agg(d.first) AS firsts,
-        CASE WHEN count(d.seconds) > 0 THEN array_agg(d.seconds) END AS seconds
+        CASE WHEN count(d.seconds) > 0 THEN array_agg(d.seconds) END AS seconds,
+        CASE WHEN count(d.fair) > 0 THEN array_agg(d.fair) END AS fairs
       FROM (
         SELECT d.*, d.subject_key IS NULL OR row_number() OVER (PARTITION BY d.subject_key ORDER BY d.n) = 1 AS first
-        FROM unnest($30, $31, $32, $33, $34, $36) WITH ORDINALITY
-          AS d(id, event_id, destination_id, subject_key, options, seconds, n)
+        FROM unnest($30, $31, $32, $33, $34, $36, $43) WITH ORDINALITY
+          AS d(id, event_id, destination_id, subject_key, options, seconds, fair, n)
         WHERE d.event_id <> ALL(refused) ORDER BY d.n
       ) d
     ) d CROSS JOIN LATERAL enqueue(d.ids, d.event_ids, d.destination_ids, d.subject_keys, d.options, d.firsts, d.seconds,
-      $37) q
+      $37, d.fairs) q
     WHERE d.ids IS NOT NULL;
     INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
     SELECT date_trunc('minute', now()), $42, n.source_id, n.destination_id, n.what, n.n FROM (
@@ -802,21 +907,21 @@ CREATE FUNCTION intake_proven(
   copy_batch_ids uuid[], copy_heads bytea[], copy_bodies bytea[], copy_laters integer[],
   delivery_ids uuid[], delivery_event_ids uuid[], destination_ids integer[], subject_keys uuid[], options smallint[],
   firsts boolean[], seconds float8[], who text, counted_source_ids integer[], counted_destination_ids integer[],
-  counted text[], counts bigint[], slot smallint, proven_ids uuid[], proofs uuid[], proof_keys uuid[],
-  proof_keeps float8[]
+  counted text[], counts bigint[], slot smallint, fairs bigint[], accounts text[], proven_ids uuid[], proofs uuid[],
+  proof_keys uuid[], proof_keeps float8[]
 ) RETURNS TABLE (hash uuid, event_id uuid, body_hash uuid, fence bigint, at timestamptz, due integer[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   RETURN QUERY SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
     $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41,
-    $42);
+    $42, $43, $44);
 
   INSERT INTO proofs AS p (hash, event_id, key_hash, expires_at)
   SELECT DISTINCT ON (i.hash) i.hash, coalesce(
       (SELECT k.event_id FROM keys k WHERE k.hash = i.key_hash LIMIT 1), i.id
     ), i.key_hash, now() + make_interval(secs => i.keep)
-  FROM unnest($43, $44, $45, $46) WITH ORDINALITY AS i(id, hash, key_hash, keep, n)
+  FROM unnest($45, $46, $47, $48) WITH ORDINALITY AS i(id, hash, key_hash, keep, n)
   ORDER BY i.hash, i.n
   ON CONFLICT (hash) DO UPDATE SET event_id = excluded.event_id, key_hash = excluded.key_hash,
     expires_at = excluded.expires_at
@@ -826,7 +931,7 @@ BEGIN
     UPDATE events e SET same_as = x.first, marks = e.marks | 16::smallint
     FROM (
       SELECT i.id, p.event_id AS first
-      FROM unnest($43, $44, $45) AS i(id, hash, key_hash) CROSS JOIN LATERAL (
+      FROM unnest($45, $46, $47) AS i(id, hash, key_hash) CROSS JOIN LATERAL (
         SELECT p.event_id, p.key_hash FROM proofs p WHERE p.hash = i.hash LIMIT 1
       ) p
       WHERE p.event_id <> i.id AND (i.key_hash IS NULL OR p.key_hash IS DISTINCT FROM i.key_hash)
@@ -845,7 +950,7 @@ CREATE TYPE leased AS (
   queue_key uuid, delivery_id uuid, front_id uuid, destination_id integer, fence bigint, run smallint, attempt smallint,
   deaths smallint, turn smallint, options smallint, replay_id uuid, seconds float8, event_id uuid, source_id integer,
   type text, key text, subject text, received_at timestamptz, event_at timestamptz, marks smallint, rank integer,
-  rank_scope text, highest_rank integer, head bytea, body bytea, more boolean, failing boolean
+  rank_scope text, highest_rank integer, head bytea, body bytea, more boolean, failing boolean, account text
 );
 
 -- Of a coalesced queue the newest delivery carries the attempt.
@@ -862,7 +967,7 @@ CREATE FUNCTION read_leased(queue_keys uuid[], seconds float8[]) RETURNS SETOF l
       SELECT true FROM deliveries d WHERE d.subject_key = h.subject_key AND d.behind AND d.status = 'pending'
         AND d.seq > greatest(h.seq, h.upto) ORDER BY d.seq LIMIT 1), false) END,
     coalesce((SELECT s.failures <> 0 OR s.open_until IS NOT NULL FROM destination_state s
-      WHERE s.destination_id = h.destination_id), false)
+      WHERE s.destination_id = h.destination_id), false), e.account
   FROM unnest(queue_keys, seconds) AS i(queue_key, seconds)
     CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1) h
     LEFT JOIN LATERAL (SELECT * FROM deliveries d WHERE d.id = h.carries LIMIT 1) c ON true
@@ -882,7 +987,7 @@ BEGIN
     SELECT h.subject_key, h.destination_id, h.fence, h.attempts, h.leased_at, h.worker, h.alone,
       coalesce(h.carries, h.delivery_id) AS held, coalesce(c.event_id, h.event_id) AS event_id,
       coalesce(c.run, h.run) AS run,
-      h.turn <> 2 AND h.crashes + 1 > (
+      h.turn <> 4 AND h.crashes + 1 > (
         SELECT t.tolerance FROM unnest($2, $3) AS t(id, tolerance) WHERE t.id = h.destination_id LIMIT 1) AS aside
     FROM unnest($1) AS i(queue_key) CROSS JOIN LATERAL (
       SELECT * FROM heads h WHERE h.subject_key = i.queue_key AND h.leased LIMIT 1
@@ -897,7 +1002,7 @@ BEGIN
   ), u AS (
     UPDATE heads h SET leased = false, alone = false, upto = 0, carries = NULL, attempts = h.attempts - 1,
       crashes = h.crashes + 1, deaths = h.deaths + g.alone::integer, -- only a crash while it ran alone is its own (R36)
-      turn = CASE WHEN g.aside THEN 2 ELSE h.turn END, due_at = now()
+      turn = CASE WHEN g.aside THEN 4 ELSE h.turn END, due_at = now()
     FROM g WHERE h.subject_key = ANY(ARRAY[g.subject_key])
   )
   SELECT array_agg(json_build_array(held, event_id, destination_id, fence, run, attempts, worker)::text),
@@ -906,18 +1011,78 @@ BEGIN
 END
 $$;
 
+-- Picks what is due of one destination and priority, in rounds over the values of `fair`, beginning behind the value at
+-- which the last round ended: one row of each value it comes by, more only where there are fewer values than are wanted.
+-- A value costs one step whatever waits under it. What this leaves free, because too many values had nothing due, goes by
+-- due time, also to rows without a value.
+CREATE FUNCTION pick_in_rounds(
+  destination_id integer, priority smallint, most integer, after bigint, OUT queue_keys uuid[], OUT ended bigint
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  visited bigint := $4;
+  wrapped boolean := false;
+  flows   bigint[] := '{}';
+  flow    bigint;
+  due     timestamptz;
+BEGIN
+  FOR step IN 1 .. $3 + 64 LOOP
+    SELECT h.fair, h.due_at INTO flow, due FROM heads h
+    WHERE h.destination_id = $1 AND h.turn = $2 AND h.fair > visited ORDER BY h.fair, h.due_at LIMIT 1;
+    IF flow IS NULL THEN
+      EXIT WHEN wrapped;
+      wrapped := true;
+      visited := -1;
+      CONTINUE;
+    END IF;
+    EXIT WHEN wrapped AND flow > $4;
+    visited := flow;
+    IF due <= now() THEN
+      flows := flows || flow;
+      EXIT WHEN cardinality(flows) = $3;
+    END IF;
+  END LOOP;
+  ended := visited;
+  IF cardinality(flows) > 0 THEN
+    SELECT (array_agg(p.subject_key ORDER BY p.nth, p.n))[1:$3],
+      CASE WHEN cardinality(flows) < $3 THEN ((array_agg(p.flow ORDER BY p.nth, p.n))[1:$3])[least($3, count(*))::integer]
+        ELSE visited END
+    INTO queue_keys, ended
+    FROM (
+      SELECT h.subject_key, i.flow, i.n, row_number() OVER (PARTITION BY i.n ORDER BY h.due_at) AS nth
+      FROM unnest(flows) WITH ORDINALITY AS i(flow, n) CROSS JOIN LATERAL (
+        SELECT h.subject_key, h.due_at FROM heads h
+        -- A range, not an equality: ordered by value, too, no other index can serve, whatever statistics say of values.
+        WHERE h.destination_id = $1 AND h.turn = $2 AND h.fair BETWEEN i.flow AND i.flow AND h.due_at <= now()
+        ORDER BY h.fair, h.due_at LIMIT ($3 + cardinality(flows) - 1) / cardinality(flows) FOR UPDATE SKIP LOCKED
+      ) h
+    ) p;
+    ended := coalesce(ended, visited);
+  END IF;
+  queue_keys := coalesce(queue_keys, '{}');
+  IF cardinality(queue_keys) < $3 THEN
+    queue_keys := queue_keys || ARRAY(
+      SELECT h.subject_key FROM heads h
+      WHERE h.destination_id = $1 AND h.turn = $2 AND h.due_at <= now() AND h.subject_key <> ALL(queue_keys)
+      ORDER BY h.due_at LIMIT $3 - cardinality(queue_keys) FOR UPDATE SKIP LOCKED);
+  END IF;
+END
+$$;
+
 -- Leases at most so many of each destination and priority as may be taken now. `due_at` is the next moment a worker may
 -- take a row: its due time, the end of its lease, or infinity while it is held. So a lease that has run out is due like
 -- anything else (R29), and a row that is still leased when it is picked has lost its holder: `former` tells of it.
+-- `afters`: those that are leased in rounds, with the value at which the last one ended; `former` tells the next, too.
 CREATE FUNCTION lease(
   destination_ids integer[], priorities smallint[], limits integer[], seconds float8[], crash_tolerances integer[],
   probes float8[],
-  slot smallint, who text
+  slot smallint, who text, afters bigint[]
 ) RETURNS TABLE (
   former text, queue_key uuid, delivery_id uuid, front_id uuid, destination_id integer, fence bigint, run smallint,
   attempt smallint, deaths smallint, turn smallint, options smallint, replay_id uuid, lasts float8, event_id uuid,
   source_id integer, type text, key text, subject text, received_at timestamptz, event_at timestamptz, marks smallint,
-  rank integer, rank_scope text, highest_rank integer, head bytea, body bytea, more boolean, failing boolean
+  rank integer, rank_scope text, highest_rank integer, head bytea, body bytea, more boolean, failing boolean,
+  account text
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -930,6 +1095,7 @@ DECLARE
   lost    uuid[];
   expired text[];
   aside   uuid[];
+  want    record;
 BEGIN
   SELECT array_agg(s.destination_id) FILTER (WHERE s.paused_at IS NOT NULL OR s.open_until > now()),
     array_agg(s.destination_id) FILTER (WHERE s.paused_at IS NULL AND s.open_until <= now())
@@ -949,14 +1115,27 @@ BEGIN
   SELECT array_agg(h.subject_key), array_agg(w.seconds),
     bool_or(h.leased OR h.delivery_id IS NULL OR h.options & 3 <> 0)
   INTO queue_keys, lasting, special
-  FROM unnest($1, $2, $3, $4) AS w(destination_id, turn, n, seconds) CROSS JOIN LATERAL (
+  FROM unnest($1, $2, $3, $4, $9) AS w(destination_id, turn, n, seconds, after) CROSS JOIN LATERAL (
       SELECT h.subject_key, h.leased, h.delivery_id, h.options FROM heads h
       WHERE h.destination_id = w.destination_id AND h.turn = w.turn AND h.due_at <= now()
       ORDER BY h.due_at LIMIT CASE WHEN w.destination_id = ANY(half) THEN least(w.n, 1) ELSE w.n END
       FOR UPDATE SKIP LOCKED         -- one atomic pick; rivals take other rows (R23, R24)
     ) h
-  WHERE closed IS NULL OR w.destination_id <> ALL(closed);
-  IF queue_keys IS NULL THEN
+  WHERE (closed IS NULL OR w.destination_id <> ALL(closed)) AND w.after IS NULL;
+  IF afters IS NOT NULL THEN
+    FOR want IN
+      SELECT w.destination_id, w.turn, w.seconds, p.*
+      FROM unnest($1, $2, $3, $4, $9) AS w(destination_id, turn, n, seconds, after) CROSS JOIN LATERAL pick_in_rounds(
+        w.destination_id, w.turn, CASE WHEN w.destination_id = ANY(half) THEN least(w.n, 1) ELSE w.n END, w.after) p
+      WHERE (closed IS NULL OR w.destination_id <> ALL(closed)) AND w.after IS NOT NULL
+    LOOP
+      special := true;
+      queue_keys := queue_keys || want.queue_keys;
+      lasting := lasting || array_fill(want.seconds, ARRAY[cardinality(want.queue_keys)]);
+      RETURN QUERY SELECT json_build_array(want.destination_id, want.turn, want.ended)::text, (NULL::leased).*;
+    END LOOP;
+  END IF;
+  IF coalesce(cardinality(queue_keys), 0) = 0 THEN
     RETURN;
   END IF;
 
@@ -1002,7 +1181,7 @@ BEGIN
     WHERE w.destination_id = ANY(half) AND s.destination_id = ANY(ARRAY[w.destination_id]);
   END IF;
 
-  UPDATE heads h SET leased = true, alone = h.turn = 2, leased_at = now(), worker = $8, fence = nextval('fences'),
+  UPDATE heads h SET leased = true, alone = h.turn = 4, leased_at = now(), worker = $8, fence = nextval('fences'),
     due_at = now() + make_interval(secs => i.seconds), attempts = h.attempts + 1 -- counted now (R35)
   FROM unnest(queue_keys, lasting) AS i(queue_key, seconds) WHERE h.subject_key = ANY(ARRAY[i.queue_key]);
   RETURN QUERY SELECT NULL::text, l.* FROM read_leased(queue_keys, lasting) l;
@@ -1011,7 +1190,9 @@ $$;
 
 -- Prolongs leases. A row that is locked is passed by: whoever locks it is about to settle it, and one such row must not
 -- hold up the heartbeats of all others. It is still ours as far as can be seen.
-CREATE FUNCTION renew(queue_keys uuid[], front_ids uuid[], fences bigint[], seconds float8[]) RETURNS SETOF bigint
+-- `who`: the worker, where it holds places.
+CREATE FUNCTION renew(queue_keys uuid[], front_ids uuid[], fences bigint[], seconds float8[], who text)
+RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
   ours  uuid[];
@@ -1025,10 +1206,88 @@ BEGIN
   ) h;
   UPDATE heads h SET due_at = now() + make_interval(secs => i.seconds)
   FROM unnest(ours, lasts) AS i(queue_key, seconds) WHERE h.subject_key = ANY(ARRAY[i.queue_key]);
+  IF who IS NOT NULL THEN
+    UPDATE places p SET until = now() + make_interval(secs => 2 * p.seconds) WHERE p.worker = who AND p.until > now();
+  END IF;
   RETURN QUERY SELECT h.fence FROM unnest($1, $2, $3) AS i(queue_key, head, fence) CROSS JOIN LATERAL (
     SELECT h.fence FROM heads h
     WHERE h.subject_key = i.queue_key AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased LIMIT 1
   ) h;
+END
+$$;
+
+-- -- limits -----------------------------------------------------------------------------------
+
+-- Lets a worker reserve moments to begin attempts at, by a destination's rate, and places for attempts under way, both
+-- counted over all workers (see decision 24). `slots`: moments that it wants, at most a quarter of a second ahead; of what
+-- has passed a tenth of a second is made up for. `busy`: attempts that it has under way; `wanted`: places that it would
+-- use. It gets what the others leave, of which each may keep an equal part; what is under way beyond that counts until it
+-- ends. Nothing here need outlive a crash of the server.
+CREATE FUNCTION allow(
+  who text, destination_ids integer[], leases float8[], rates float8[], slots integer[], limits integer[],
+  busy integer[], wanted integer[]
+) RETURNS TABLE (destination_id integer, granted integer, first_in float8, n integer) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  want   record;
+  starts timestamptz;
+  others bigint;
+  claims bigint;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  FOR want IN
+    SELECT i.* FROM unnest($2, $3, $4, $5, $6, $7, $8) AS i(id, seconds, rate, slots, most, busy, wanted) ORDER BY i.id
+  LOOP
+    INSERT INTO limits (destination_id, next_at) VALUES (want.id, now()) ON CONFLICT DO NOTHING;
+    SELECT l.next_at INTO starts FROM limits l WHERE l.destination_id = want.id FOR UPDATE;
+    destination_id := want.id;
+    granted := 0;
+    first_in := 0;
+    n := 0;
+    IF want.rate IS NOT NULL AND want.slots > 0 THEN
+      starts := greatest(starts, now() - interval '100 ms');
+      first_in := extract(epoch FROM starts - now());
+      IF first_in <= 0.25 THEN
+        granted := least(want.slots, floor((0.25 - first_in) * want.rate) + 1);
+        UPDATE limits l SET next_at = starts + make_interval(secs => granted / want.rate)
+        WHERE l.destination_id = want.id;
+      ELSE
+        first_in := first_in - 0.25;
+      END IF;
+    END IF;
+    IF want.most IS NOT NULL THEN
+      -- A worker with an expired lease is gone, or held up for so long that it begins nothing under its places: then
+      -- only its leases that still run count (R29). One that works on has its places again when it next asks.
+      DELETE FROM places p WHERE p.destination_id = want.id AND p.worker <> who AND (
+        p.until <= now() OR p.worker IN (
+          SELECT h.worker FROM heads h WHERE h.destination_id = want.id AND h.leased AND h.due_at <= now()
+        )
+      );
+      SELECT coalesce(sum(greatest(o.n, o.held)), 0), coalesce(sum(least(o.wanted, want.most / o.workers)), 0)
+      INTO others, claims
+      FROM (
+        SELECT sum(w.n) AS n, sum(w.wanted) AS wanted, sum(w.held) AS held,
+          1 + sum((sum(w.wanted) > 0)::integer) OVER () AS workers
+        FROM (
+          SELECT p.worker, p.n, p.wanted, 0 AS held FROM places p
+          WHERE p.destination_id = want.id AND p.worker <> who
+          UNION ALL
+          SELECT h.worker, 0, 0, 1 FROM heads h
+          WHERE h.destination_id = want.id AND h.leased AND h.worker <> who AND h.due_at > now()
+        ) w GROUP BY w.worker
+      ) o;
+      n := greatest(least(want.wanted, want.most - claims, want.most - others), 0);
+      IF n > 0 OR want.wanted > 0 OR want.busy > 0 THEN
+        INSERT INTO places AS p (destination_id, worker, n, wanted, seconds, until)
+        VALUES (want.id, who, greatest(n, want.busy), want.wanted, want.seconds, now() + make_interval(secs => 2 * want.seconds))
+        ON CONFLICT (destination_id, worker)
+        DO UPDATE SET n = excluded.n, wanted = excluded.wanted, seconds = excluded.seconds, until = excluded.until;
+      ELSE
+        DELETE FROM places p WHERE p.destination_id = want.id AND p.worker = who;
+      END IF;
+    END IF;
+    RETURN NEXT;
+  END LOOP;
 END
 $$;
 
@@ -1055,7 +1314,7 @@ CREATE FUNCTION settle(
   destination_id integer, fence bigint, run smallint, attempt smallint, deaths smallint, turn smallint,
   options smallint, replay_id uuid, lasts float8, event_id uuid, source_id integer, type text, key text, subject text,
   received_at timestamptz, event_at timestamptz, marks smallint, rank integer, rank_scope text, highest_rank integer,
-  head bytea, body bytea, more boolean, failing boolean
+  head bytea, body bytea, more boolean, failing boolean, account text
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -1164,8 +1423,8 @@ BEGIN
   IF stays IS NOT NULL THEN          -- what ran alone and lived leaves quarantine; given back untried it stays
     UPDATE heads h SET leased = false, alone = false, upto = 0, carries = NULL,
       due_at = CASE WHEN i.what = 'dead' THEN 'infinity' ELSE statement_timestamp() + make_interval(secs => i.wait) END,
-      turn = CASE WHEN h.turn < 2 OR i.what = 'release' THEN h.turn
-        WHEN (SELECT b.bulk FROM replays b WHERE b.id = h.replay_id) THEN 1 ELSE 0 END,
+      turn = CASE WHEN h.turn < 4 OR i.what = 'release' THEN h.turn
+        WHEN (SELECT b.bulk FROM replays b WHERE b.id = h.replay_id) THEN 3 ELSE live_turn(h.options) END,
       attempts = i.attempt
     FROM unnest($1, $4, $6, $9, $29) AS i(queue_key, what, wait, attempt, stays)
     WHERE i.stays AND h.subject_key = ANY(ARRAY[i.queue_key]);
@@ -1190,16 +1449,20 @@ BEGIN
 END
 $$;
 
--- Updates the breakers of the destinations of a group of settlements, each once. The same delivery failing again
--- is no further failure.
+-- Updates the breakers of the destinations of a group of settlements, each once; returns those that have opened, or
+-- closed. The same delivery failing again is no further failure.
 CREATE FUNCTION update_breakers(
   destination_ids integer[], resets boolean[], failures integer[], last_failed uuid[], enough integer[], opens float8[]
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS TABLE (changed_id integer, held_until timestamptz, streak integer) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   known integer[];
 BEGIN
-  WITH u AS (
+  known := ARRAY(
+    SELECT s.destination_id FROM destination_state s WHERE s.destination_id = ANY($1) ORDER BY 1 FOR UPDATE);
+  RETURN QUERY WITH o AS MATERIALIZED (
+    SELECT s.destination_id, s.open_until FROM destination_state s WHERE s.destination_id = ANY(known)
+  ), u AS (
     UPDATE destination_state s SET
       last_failed = CASE WHEN i.failures > 0 OR i.reset THEN i.last_failed ELSE s.last_failed END,
       failures = i.failures + CASE WHEN i.reset THEN 0
@@ -1212,16 +1475,21 @@ BEGIN
         WHEN NOT i.reset THEN s.open_until END
     FROM unnest($1, $2, $3, $4, $5, $6) AS i(destination_id, reset, failures, last_failed, enough, open)
     WHERE s.destination_id = ANY(ARRAY[i.destination_id])
-    RETURNING s.destination_id
+    RETURNING s.destination_id, s.open_until, s.failures
   )
-  SELECT array_agg(u.destination_id) INTO known FROM u;
+  SELECT u.destination_id, u.open_until, u.failures FROM u JOIN o ON o.destination_id = u.destination_id
+  WHERE (o.open_until IS NULL) <> (u.open_until IS NULL);
+  RETURN QUERY WITH u AS (
   INSERT INTO destination_state AS s (destination_id, failures, last_failed, open_until)
   SELECT i.destination_id, i.failures, i.last_failed,
     CASE WHEN i.failures >= i.enough THEN now() + make_interval(secs => i.open) END
   FROM unnest($1, $3, $4, $5, $6) AS i(destination_id, failures, last_failed, enough, open)
-  WHERE i.failures > 0 AND (known IS NULL OR i.destination_id <> ALL(known))
+  WHERE i.failures > 0 AND i.destination_id <> ALL(known)
   ON CONFLICT (destination_id) DO UPDATE SET failures = s.failures + excluded.failures,
-    last_failed = excluded.last_failed, open_until = coalesce(excluded.open_until, s.open_until);
+    last_failed = excluded.last_failed, open_until = coalesce(excluded.open_until, s.open_until)
+  RETURNING s.destination_id, s.open_until, s.failures
+  )
+  SELECT u.destination_id, u.open_until, u.failures FROM u WHERE u.open_until IS NOT NULL;
 END
 $$;
 
@@ -1236,8 +1504,7 @@ $$;
 
 CREATE TYPE rerun AS (
   id uuid, event_id uuid, destination_id integer, subject_key uuid, queue_key uuid, run smallint, status text,
-  seq bigint,
-  options smallint
+  seq bigint, options smallint, fair bigint
 );
 
 -- Begins a new run of each of these, in the order given; returns which. `pause`: seconds since the last replay. Only
@@ -1251,7 +1518,7 @@ DECLARE
   r rerun[];
 BEGIN
   SELECT array_agg(ROW(q.id, q.event_id, q.destination_id, q.subject_key, coalesce(q.subject_key, q.id), q.run, q.status,
-    q.seq, (q.options & ~16 | $5)::smallint)::rerun ORDER BY q.ord)
+    q.seq, (q.options & ~16 | $5)::smallint, q.fair)::rerun ORDER BY q.ord)
   INTO r
   FROM (
     SELECT d.*, j.ord
@@ -1273,20 +1540,21 @@ BEGIN
       SELECT h.turn, h.delivery_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
     ) h ON true
   ), h AS (
-    INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options, replay_id)
+    INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options, replay_id,
+      fair)
     SELECT DISTINCT ON (i.queue_key) i.queue_key, i.destination_id, $2, now(), i.id, i.event_id, i.place, i.run + 1,
-      i.options, $3
+      i.options, $3, i.fair
     FROM i WHERE i.met IS NULL ORDER BY i.queue_key, i.place
     RETURNING delivery_id
   ), k AS (
     UPDATE heads h SET due_at = now(), run = h.run + 1, options = i.options, replay_id = $3, attempts = 0, crashes = 0,
-      deaths = 0, turn = CASE WHEN h.turn = 2 THEN 2 ELSE least(h.turn, $2) END
+      deaths = 0, turn = CASE WHEN h.turn = 4 THEN 4 ELSE least(h.turn, $2) END
     FROM i WHERE i.keeps AND h.subject_key = ANY(ARRAY[i.queue_key])
   ), t AS (
     UPDATE heads h SET turn = $2
-    FROM (SELECT DISTINCT i.queue_key FROM i WHERE i.met < 2 AND i.met > $2 AND NOT i.keeps
+    FROM (SELECT DISTINCT i.queue_key FROM i WHERE i.met < 4 AND i.met > $2 AND NOT i.keeps
       AND i.queue_key NOT IN (SELECT queue_key FROM i WHERE keeps)) j
-    WHERE h.subject_key = ANY(ARRAY[j.queue_key]) AND h.turn = 1
+    WHERE h.subject_key = ANY(ARRAY[j.queue_key]) AND h.turn > $2 AND h.turn < 4
   ), u AS (
     UPDATE deliveries d SET status = 'pending', note = NULL, run = d.run + 1, attempts = 0, replay_id = $3,
       finished_by = NULL, settled_at = NULL, reason = NULL, last_replay_at = now(), options = i.options, seq = i.place,
@@ -1323,7 +1591,7 @@ BEGIN
         LEFT JOIN LATERAL (
           SELECT s.paused_at, s.open_until FROM destination_state s WHERE s.destination_id = i.id LIMIT 1
         ) s ON true
-        CROSS JOIN unnest('{0,1,2}'::smallint[]) AS t(turn)
+        CROSS JOIN unnest('{0,1,2,3,4}'::smallint[]) AS t(turn)
         CROSS JOIN LATERAL (
           SELECT h.due_at FROM heads h WHERE h.destination_id = i.id AND h.turn = t.turn ORDER BY h.due_at LIMIT 1
         ) h
@@ -1341,7 +1609,7 @@ BEGIN
       )
       SELECT DISTINCT n.destination_id, n.turn, 0::float8, NULL::timestamptz FROM n
       UNION ALL
-      SELECT s.destination_id, 0::smallint, 0::float8, NULL FROM (
+      SELECT s.destination_id, 1::smallint, 0::float8, NULL FROM (
         SELECT s.destination_id FROM destination_state s
         WHERE s.open_until > $2 AND s.open_until <= now() AND s.open_until IS NOT NULL ORDER BY s.open_until LIMIT 5000
       ) s
@@ -1361,7 +1629,7 @@ DECLARE
 BEGIN
   FOR f IN SELECT p.oid FROM pg_proc p
     WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
-      AND p.proname IN ('intake', 'lease', 'renew', 'settle', 'update_breakers', 'next_due', 'continue_queues',
+      AND p.proname IN ('intake', 'lease', 'renew', 'allow', 'settle', 'update_breakers', 'next_due', 'continue_queues',
         'run_again', 'intake_proven')
   LOOP
     EXECUTE format('ALTER FUNCTION %s SET search_path TO %I, pg_catalog, pg_temp', f, current_schema());

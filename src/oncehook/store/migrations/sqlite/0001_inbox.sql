@@ -44,10 +44,12 @@ CREATE TABLE events (
   batch_id    BLOB,                      -- the split request it came in
   head        BLOB,                      -- request line and headers; NULL: see its batch
   body        BLOB NOT NULL,
-  same_as     BLOB                       -- the event in which the same came before, under another key
+  same_as     BLOB,                      -- the event in which the same came before, under another key
+  account     TEXT                       -- whose it is; NULL: nobody's
 );
 CREATE INDEX events_source  ON events (source_id, id);
 CREATE INDEX events_subject ON events (subject, id) WHERE subject IS NOT NULL;
+CREATE INDEX events_account ON events (account, id) WHERE account IS NOT NULL;
 -- For the sweep: whether anything still needs the raw request it came in.
 CREATE INDEX events_batch   ON events (batch_id) WHERE batch_id IS NOT NULL;
 
@@ -55,6 +57,23 @@ CREATE INDEX events_batch   ON events (batch_id) WHERE batch_id IS NOT NULL;
 CREATE TABLE batches (
   id BLOB PRIMARY KEY, source_id INTEGER NOT NULL, received_at INTEGER NOT NULL, head BLOB NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
+
+-- Files that events refer to, which are kept as objects: one row per event and place in it. An object is named by the
+-- hash of its content, and is there once for all events with the same file.
+CREATE TABLE media (
+  event_id BLOB    NOT NULL,
+  n        INTEGER NOT NULL,
+  digest   BLOB    NOT NULL,
+  size     INTEGER NOT NULL,
+  type     TEXT    NOT NULL,
+  filename TEXT,
+  kept_at  INTEGER NOT NULL,
+  PRIMARY KEY (event_id, n)
+) WITHOUT ROWID;
+CREATE INDEX media_digest ON media (digest);
+
+-- Events that came back from an archive: kept until then, whatever their age.
+CREATE TABLE restored (event_id BLOB PRIMARY KEY, until INTEGER NOT NULL) WITHOUT ROWID;
 
 -- How often an event came, once it came again: one small row that is changed and one in `arrivals` that is added at the
 -- end. Later arrivals hang together, latest first, in two chains, so that a storm of duplicates cannot push the
@@ -79,10 +98,10 @@ CREATE TABLE arrivals (
 );
 CREATE INDEX arrivals_batch ON arrivals (batch_id) WHERE batch_id IS NOT NULL;
 
--- The latest arrivals that were rejected: a ring, without bodies.
+-- The latest arrivals that were rejected: a ring. Some of known sources have head and the first KiB of the body.
 CREATE TABLE rejections (
   slot INTEGER PRIMARY KEY, n INTEGER NOT NULL, source TEXT NOT NULL, at INTEGER NOT NULL, code TEXT NOT NULL,
-  reason TEXT NOT NULL, peer TEXT NOT NULL, size INTEGER NOT NULL
+  reason TEXT NOT NULL, peer TEXT NOT NULL, size INTEGER NOT NULL, id BLOB NOT NULL, head BLOB, body BLOB
 );
 
 -- One per event and destination: the record of the work.
@@ -106,7 +125,8 @@ CREATE TABLE deliveries (
   last_status    INTEGER,                -- its status code
   last_error     TEXT,
   last_replay_at INTEGER,
-  reason         TEXT                    -- why it was discarded, or is dead without an attempt to blame
+  reason         TEXT,                   -- why it was discarded, or is dead without an attempt to blame
+  fair           INTEGER                 -- hash of the value that it is leased in rounds over; NULL: it is not
 ) WITHOUT ROWID;
 CREATE INDEX deliveries_waiting    ON deliveries (subject_key, seq) WHERE status = 'pending' AND behind;
 -- One index for the lists of what is pending, dead or discarded, newest first.
@@ -117,7 +137,7 @@ CREATE INDEX deliveries_unfinished ON deliveries (status, id) WHERE status <> 'd
 CREATE TABLE heads (
   subject_key    BLOB PRIMARY KEY,       -- deliveries without subject: their own id
   destination_id INTEGER NOT NULL,
-  turn           INTEGER NOT NULL DEFAULT 0, -- 0 live, 1 bulk replay, 2 quarantined
+  turn           INTEGER NOT NULL DEFAULT 1, -- 0 high, 1 normal, 2 low, 3 bulk replay, 4 quarantined
   due_at         INTEGER NOT NULL,       -- the next moment a worker may take this row
   leased         INTEGER NOT NULL DEFAULT 0,
   delivery_id    BLOB NOT NULL,
@@ -134,9 +154,12 @@ CREATE TABLE heads (
   alone          INTEGER NOT NULL DEFAULT 0, -- leased to run alone: a crash now is its own
   deaths         INTEGER NOT NULL DEFAULT 0, -- crashes while it ran alone; `crashes` counts all
   worker         TEXT,                   -- the last one that leased it
-  seq            INTEGER NOT NULL DEFAULT 0 -- of `delivery_id`: what waits comes after it
+  seq            INTEGER NOT NULL DEFAULT 0, -- of `delivery_id`: what waits comes after it
+  fair           INTEGER                 -- of `delivery_id`
 );
 CREATE INDEX heads_due    ON heads (destination_id, turn, due_at);
+-- What is leased in rounds, by value. Partial, so that nothing else pays for it.
+CREATE INDEX heads_fair   ON heads (destination_id, turn, fair, due_at) WHERE fair IS NOT NULL;
 -- What has become due since a moment, for any destination: an inbox may have many.
 CREATE INDEX heads_next   ON heads (due_at);
 -- What is under way: as small as the workers are few.
@@ -153,7 +176,7 @@ CREATE TABLE attempts (
   category    TEXT,
   status      INTEGER,
   error       TEXT,
-  answer      BLOB,                      -- the first 4 KB of the destination's answer
+  answer      BLOB,                      -- what was sent without its body, and the first 4 KB of the answer: see `join_answer`
   PRIMARY KEY (delivery_id, fence)
 ) WITHOUT ROWID;
 
@@ -173,6 +196,19 @@ CREATE TABLE destination_state (
 );
 CREATE INDEX destination_state_open ON destination_state (open_until) WHERE open_until IS NOT NULL;
 
+-- Limits that count over all workers: the moment at which the next attempt of a destination may begin.
+CREATE TABLE limits (destination_id INTEGER PRIMARY KEY, next_at INTEGER NOT NULL);
+
+-- How many attempts of a destination each worker may have under way. Their leases end before `until`.
+CREATE TABLE places (
+  destination_id INTEGER NOT NULL,
+  worker         TEXT    NOT NULL,
+  n              INTEGER NOT NULL,
+  wanted         INTEGER NOT NULL,
+  until          INTEGER NOT NULL,
+  PRIMARY KEY (destination_id, worker)
+) WITHOUT ROWID;
+
 -- Whom a destination reached, and since when: a row each time its address changes, so that a replay can tell that it
 -- goes elsewhere than the first time. Kept as a hash: an address may hold a secret.
 CREATE TABLE recipients (
@@ -181,6 +217,36 @@ CREATE TABLE recipients (
   address        BLOB    NOT NULL,
   PRIMARY KEY (destination_id, since)
 ) WITHOUT ROWID;
+
+-- Sources, destinations and routes that were made while the inbox runs. A deleted one leaves its row, so that every
+-- process learns of it: `version` is the counter's value at its last change, in order of commit.
+CREATE TABLE definitions (
+  noun        TEXT    NOT NULL,          -- source | destination | route | account
+  name        TEXT    NOT NULL,          -- of a route: its id
+  id          INTEGER NOT NULL,          -- in `sources` or `destinations`; of a route: its destination's
+  account     TEXT,
+  address     BLOB,                      -- of a source: a digest of the last part of its address
+  source      TEXT,                      -- of a route
+  destination TEXT,                      -- of a route
+  settings    TEXT    NOT NULL,          -- as given, JSON, without secrets
+  secrets     BLOB,                      -- the secret ones, JSON, encrypted
+  enabled     INTEGER NOT NULL DEFAULT 1,
+  deleted     INTEGER NOT NULL DEFAULT 0,
+  version     INTEGER NOT NULL,
+  created_at  INTEGER NOT NULL,
+  changed_at  INTEGER NOT NULL,
+  PRIMARY KEY (noun, name)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX definitions_version ON definitions (version);
+CREATE UNIQUE INDEX definitions_address ON definitions (address) WHERE address IS NOT NULL AND NOT deleted;
+CREATE INDEX definitions_id      ON definitions (id) WHERE noun = 'destination' AND NOT deleted;
+CREATE INDEX definitions_from    ON definitions (source) WHERE source IS NOT NULL AND NOT deleted;
+CREATE INDEX definitions_to      ON definitions (destination) WHERE destination IS NOT NULL AND NOT deleted;
+CREATE INDEX definitions_account ON definitions (account, noun, name) WHERE account IS NOT NULL AND NOT deleted;
+
+-- What accounts are called: their ids, and the aliases under which providers know them. A name is one account's.
+CREATE TABLE account_names (name TEXT PRIMARY KEY, account TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX account_names_account ON account_names (account);
 
 -- A replay is a durable order. Its items are fixed when it is made, so what was planned is what is done.
 CREATE TABLE replays (
@@ -214,6 +280,12 @@ CREATE TABLE counters (
   PRIMARY KEY (minute, source_id, destination_id, what)
 ) WITHOUT ROWID;
 
+-- Moments that every chart shows, such as deploys; the latest stay.
+CREATE TABLE chart_marks (n INTEGER PRIMARY KEY, at INTEGER NOT NULL, text TEXT NOT NULL, actor TEXT NOT NULL);
+
+-- Bytes on disk, once an hour: how fast the store grows.
+CREATE TABLE sizes (hour INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
+
 CREATE TABLE workers (
   id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, started_at INTEGER NOT NULL, seen_at INTEGER NOT NULL,
   leases INTEGER NOT NULL, destinations TEXT NOT NULL
@@ -228,9 +300,13 @@ CREATE TABLE sessions (
   actor    TEXT    NOT NULL,
   role     TEXT    NOT NULL,             -- viewer | operator | admin
   proof    BLOB    NOT NULL,             -- of the password it was begun with: the session ends with it
+  account  TEXT,                         -- of a customer at the portal, who sees that account alone
   begun_at INTEGER NOT NULL,
   ends_at  INTEGER NOT NULL
 ) WITHOUT ROWID;
+
+-- Links to the portal that were used; each is kept until it would have expired.
+CREATE TABLE used_links (hash BLOB PRIMARY KEY, ends_at INTEGER NOT NULL) WITHOUT ROWID;
 
 -- When a token was last used, by the name it has in the settings.
 CREATE TABLE token_uses (name TEXT PRIMARY KEY, used_at INTEGER NOT NULL) WITHOUT ROWID;
@@ -242,7 +318,8 @@ CREATE TABLE settings_seen (place TEXT PRIMARY KEY, digests TEXT NOT NULL) WITHO
 -- names the dashboard's cookie, so that two inboxes on one machine do not sign each other out.
 CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO marks VALUES
-  ('clock', 0), ('seq', 0), ('fence', 0), ('rejection', 0), ('inbox', abs(random() % 9007199254740992));
+  ('clock', 0), ('seq', 0), ('fence', 0), ('rejection', 0), ('definitions', 0), ('largest_body', 0),
+  ('inbox', abs(random() % 9007199254740992));
 
 -- The audit log as a chain: each entry holds a hash over the entry before and itself, and no entry changes any more.
 CREATE TABLE audit (
