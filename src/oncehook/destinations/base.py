@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +11,18 @@ import msgspec
 from oncehook.categories import FailureRules
 from oncehook.model import NO_EVIDENCE, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
 from oncehook.retry import DURABLE, Policy
+from oncehook.rules import Spec
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """Events that a destination gets without a route: emitted ones, unless it says where from."""
+
+    type: str = "*"
+    """A pattern with `*` and `?`."""
+    source: str | None = None
+    """The only source of these events, of arrivals and of emitted ones; None: any, of emitted ones."""
+    when: Mapping[str, str | Sequence[str]] = msgspec.field(default_factory=dict)
+    """Conditions like those of a route."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,12 +35,22 @@ class Terms:
     lease: float = 10.0
     """Seconds of a worker's silence after which its lease ends."""
     concurrency: int = 16
-    """Attempts at once, per worker process."""
+    """Attempts at once in one worker process; with `is_shared`, over all of them."""
+    is_shared: bool = False
+    """True where somebody has set `concurrency`: the default costs no store a counter."""
     rate: float | None = None
-    """Attempts begun per second, per worker process."""
+    """Attempts begun per second, over all worker processes."""
+    fair: Spec = None
+    """Rule for the value over which leases go in rounds."""
     breaker: Breaker = field(default_factory=Breaker)
     rules: FailureRules = field(default_factory=FailureRules)
     """The destination's own rules for categories; the general table decides the rest."""
+    account: str | None = None
+    """The account that it belongs to: it gets no other account's events. None: the server's own."""
+    subscribe: Sequence[Subscription] = ()
+    """The events that it gets without a route."""
+    disable_after: float | None = None
+    """Seconds of failing without a success after which nothing is sent to it until a person resumes it."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -45,6 +67,8 @@ class Result(msgspec.Struct, frozen=True):
     """Seconds that the handler asks to wait, instead of the policy's, up to its cap."""
     pause: str | None = None
     """Reason for a pause until a person has looked (410)."""
+    counts: bool = True
+    """False where the destination was never asked, so that its breaker is not told of the failure."""
     commit: Callable[[Any], object] | None = None
     """An effect to be written in the transaction that settles (SQLite)."""
     emits: Sequence[Emission] = ()
@@ -113,7 +137,7 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, t
         category=result.category,
         evidence=result.evidence,
         duration=duration,
-        breaker=terms.breaker,
+        breaker=terms.breaker if result.counts else None,
         pause=result.pause,
     )
 

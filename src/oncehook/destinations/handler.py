@@ -8,15 +8,20 @@ its lease is renewed until it ends.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
+import logging
+import os
+import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from types import coroutine
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -28,15 +33,38 @@ from oncehook.event import Event
 from oncehook.ingest import Emitter
 from oncehook.model import ANSWER_KEPT, NO_EVIDENCE, RESULT_KEPT, Emission, Evidence, Lease
 
+log = logging.getLogger("oncehook.worker")
+
 Handler = Callable[..., Any]
 
-_NOT_THEIRS: Final = (str(Path(__file__).parent.parent), str(Path(asyncio.__file__).parent))
-"""Frames of ours and of the loop, which do not tell where a handler failed."""
+
+class TakesEvent(Protocol):
+    """A handler's signature."""
+
+    def __call__(self, event: Event, /) -> Any: ...
+
+
+class TakesTransaction(Protocol):
+    """Signature of a handler that commits with the store (PostgreSQL)."""
+
+    def __call__(self, event: Event, /, *, tx: Any) -> Any: ...
+
+
+_NOT_THEIRS: Final = (
+    str(Path(__file__).parent.parent),
+    *(str(Path(inspect.getfile(library)).parent) for library in (asyncio, concurrent.futures)),
+)
+"""Frames of ours, of the loop and of threads, which do not tell where a handler failed."""
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Frames in a library, which tell less than those of the program that called it."""
 
 NO_RULES: Final = FailureRules()
 
 TIMEOUT: Final = 60.0
 """Default timeout of a handler, in seconds."""
+
+HELD: Final = 1.0
+"""Seconds for which a handler may hold the event loop before that is logged."""
 
 
 class HandlerDestination:
@@ -53,7 +81,9 @@ class HandlerDestination:
         self.address = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
         self._emitter = emitter
         self._on_loop = inspect.iscoroutinefunction(inspect.unwrap(handler))
-        self._takes_tx = "tx" in inspect.signature(handler).parameters
+        self._takes_tx = takes_tx(name, handler)
+        self._is_told = False
+        """True once it was logged that the handler holds the event loop."""
         self._takes_effects = not emitter.store.lends_transactions
         self._threads: ThreadPoolExecutor | None = None
         if self._takes_tx and self._takes_effects:
@@ -62,7 +92,9 @@ class HandlerDestination:
                 hint="Leave `tx` out and call event.commit(effect): it is run inside the transaction that settles.",
             )
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-            raise ConfigError(f'Handler "{name}" has a `yield` in it: calling it would do nothing.')
+            raise ConfigError(
+                f'Handler "{name}" has a `yield` in it: calling it would do nothing ({place_of(handler)}).'
+            )
         self._limit = timedelta(seconds=terms.timeout)
         self._call = {
             (True, False): self._on_the_loop,
@@ -86,7 +118,8 @@ class HandlerDestination:
             self._threads = None
 
     async def attempt(self, lease: Lease) -> Result:
-        event = Event(lease, self.name, clock.now_utc() + self._limit, takes_effects=self._takes_effects)
+        deadline = clock.now_utc() + self._limit
+        event = Event(lease, self.name, deadline, takes_effects=self._takes_effects, media=self._emitter.keep_media)
         try:
             result = await self._call(lease, event)
         except (LeaseLost, KeyboardInterrupt, GeneratorExit):
@@ -113,13 +146,56 @@ class HandlerDestination:
         return _note_commit(well.emits)
 
     async def _within_limit(self, attempt: Any) -> Any:
+        steps = attempt if inspect.iscoroutine(attempt) else attempt.__await__()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout(self.terms.timeout) as limit:
-                return await attempt
+            waits_for = steps.send(None)
+        except StopIteration as done:  # it waited for nothing, so that it needs no timer
+            return done.value
+        finally:
+            self._note_held(began, loop.time())
+        try:
+            async with asyncio.timeout_at(began + self.terms.timeout) as limit:
+                return await self._go_on(steps, waits_for, loop)
         except TimeoutError as error:
             if limit.expired():
                 raise TimeoutError(f"The handler took longer than {self.terms.timeout:g} s.") from error
             raise
+
+    @coroutine
+    def _go_on(self, steps: Any, waits_for: Any, loop: asyncio.AbstractEventLoop) -> Generator[Any, Any, Any]:
+        """Run a coroutine that has begun to its end, and measure how long each of its steps holds the loop."""
+        while True:
+            try:
+                got = yield waits_for
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as error:
+                step = partial(steps.throw, error)
+            else:
+                step = partial(steps.send, got)
+            began = loop.time()
+            try:
+                waits_for = step()
+            except StopIteration as done:
+                return done.value
+            finally:
+                self._note_held(began, loop.time())
+
+    def _note_held(self, began: float, ended: float) -> None:
+        """Log once that an `async def` blocks: neither arrivals nor other attempts go on meanwhile."""
+        if ended - began < HELD or self._is_told:
+            return
+        self._is_told = True
+        fields = {
+            "destination": self.name,
+            "warning": f"handler {self.name} held the event loop for {ended - began:.1f} s",
+            "place": place_of(self.handler),
+            "hint": "Write it as `def`, which runs on a thread, or await what takes so long.",
+        }
+        log.warning("handler.held_loop", extra={"fields": fields})
 
     async def _on_a_thread(self, lease: Lease, event: Event) -> Result:
         return await self._well(event, await self._in_thread(self.handler, event))
@@ -150,6 +226,38 @@ class HandlerDestination:
         if inspect.isawaitable(result):
             return await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
         return result
+
+
+def takes_tx(name: str, handler: Handler) -> bool:
+    """Tell whether a handler takes `tx`. Raises ConfigError where it cannot be called with an event."""
+    if not callable(handler):
+        raise ConfigError(f'Handler "{name}" is no function.')
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # a builtin that has none
+        return False
+    has_tx = "tx" in signature.parameters
+    try:
+        signature.bind(None, **({"tx": None} if has_tx else {}))
+    except TypeError as error:
+        raise ConfigError(
+            f'Handler "{name}" cannot be called with an event: {error} ({place_of(handler)}).',
+            hint=f"Write def {name}(event), or def {name}(event, tx): nothing else is passed.",
+        ) from None
+    return has_tx
+
+
+def place_of(handler: Handler) -> str:
+    """Return where a function is written: `shop.py:18`, from the current folder where it is below that."""
+    code = getattr(inspect.unwrap(handler), "__code__", None)
+    if code is None:
+        return f"{type(handler).__module__}.{type(handler).__qualname__}"
+    return f"{_short(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _short(file: str) -> str:
+    folder = os.getcwd() + os.sep  # noqa: PTH109 - compared as text
+    return file.removeprefix(folder)
 
 
 def _is_called_off() -> bool:
@@ -209,6 +317,7 @@ def _first_line(error: BaseException) -> str:
     message = str(error).strip().split("\n")[0]
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    others = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    own = [frame for frame in others if not frame.filename.startswith(_LIBRARIES)] or others
     where = f"   {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""
     return text[:500] + where

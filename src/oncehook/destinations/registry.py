@@ -26,8 +26,9 @@ OURS: Final = {"whatsapp": "oncehook.whatsapp.settings", "celery": "oncehook.con
 class DestinationKind:
     """A kind of destination: its settings, and how one is built from them.
 
-    A destination of any kind has `kind` and `address`. It may have `preview(body)`, shown before a replay, and
-    `apart()`, a copy with connections of its own that a test is sent over.
+    A destination of any kind has `kind` and `address`. It may have `preview(body)`, shown before a replay, `apart()`, a
+    copy with connections of its own that a test is sent over, and `payload(lease)`, the bytes that it sends, which a
+    `TestInbox` records instead of the event's body.
     """
 
     settings: type

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from typing import Final
 from aiohappyeyeballs import start_connection
 
 from oncehook.errors import ConfigError
-from oncehook.http_client import AddressForbidden, HttpAnswer, Unanswered, Untrusted
+from oncehook.http_client import AddressForbidden, CallTimes, HttpAnswer, Unanswered, Untrusted
 from oncehook.http_client.addresses import AddressRefused, Guard, LookUp, Names, Network
 from oncehook.http_client.connection import Closed, Connection, Late, NoHttp, Origin, Target, encode_head, read_target
 from oncehook.http_client.proxy import Proxy, ProxyFailed, open_tunnel, read_proxy
@@ -31,6 +31,8 @@ MOST_KEPT: Final = 4096
 """Bytes of an answer's body that are read; then the connection is closed."""
 _IDLE_KEPT: Final = 15.0
 """Seconds for which an idle connection is kept for the next call."""
+_MOST_ORIGINS: Final = 64
+"""Servers to which idle connections are kept: events that name their addresses could else use up all sockets."""
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 """Methods whose request may be received twice, by the rules of HTTP."""
 _STAGGER: Final = 0.25
@@ -38,6 +40,9 @@ _STAGGER: Final = 0.25
 _Info = tuple[
     int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]
 ]
+
+gate: Callable[[str], str | None] | None = None
+"""Returns why a host is not called, or None; set by tests that must not reach the network."""
 
 
 class HttpClient:
@@ -119,24 +124,53 @@ class HttpClient:
             assert self._proxy is not None
             headers = {**headers, **self._proxy.authorization}
         head = encode_head(method, target, headers, body, absolute=by_proxy)
-        deadline = self._loop.time() + within
+        times = CallTimes(self._loop.time())
+        deadline = times.began + within
+        may_repeat = again or method in _IDEMPOTENT
+        try:
+            return await self._call(target, head, body, times, deadline, most, may_repeat, method == "HEAD", by_proxy)
+        except Late as late:
+            error = _late(within, reached=late.reached)
+        except Unanswered as unanswered:
+            error = unanswered
+        error.times = times
+        times.total = asyncio.get_running_loop().time() - times.began
+        raise error from None
+
+    async def _call(
+        self,
+        target: Target,
+        head: bytes,
+        body: bytes | None,
+        times: CallTimes,
+        deadline: float,
+        most: int,
+        may_repeat: bool,
+        bodiless: bool,
+        by_proxy: bool,
+    ) -> HttpAnswer:
+        """Send a request on a kept connection or a new one. Raises Late and Unanswered."""
         connection = self._take(target.origin)
         reached = connection is not None
-        bodiless = method == "HEAD"
+        answer: HttpAnswer | None = None
         try:
-            answer: HttpAnswer | None = None
             if connection is not None:
                 try:
-                    answer = await connection.exchange(head, body, deadline=deadline, most=most, bodiless=bodiless)
+                    answer = await connection.exchange(
+                        head, body, deadline=deadline, most=most, times=times, bodiless=bodiless
+                    )
                 except Closed as error:
-                    if self._loop is None or not (error.silent and (again or method in _IDEMPOTENT)):
+                    if self._loop is None or not (error.silent and may_repeat):
                         raise
             if answer is None:
-                connection = await self._dial(target, deadline, reached)
+                connection = await self._dial(target, deadline, reached, times)
                 reached = True
-                answer = await connection.exchange(head, body, deadline=deadline, most=most, bodiless=bodiless)
-        except Late:
-            raise _late(within, reached=reached) from None
+                answer = await connection.exchange(
+                    head, body, deadline=deadline, most=most, times=times, bodiless=bodiless
+                )
+        except Late as late:
+            late.reached = reached
+            raise
         except Closed:
             raise Unanswered(f"{target.host} closed the connection before it answered") from None
         except NoHttp:
@@ -155,7 +189,8 @@ class HttpClient:
         if self._proxy is not None:
             return False
         try:
-            connection = await self._dial(read_target(url), self._loop.time() + within, reached=False)
+            now = self._loop.time()
+            connection = await self._dial(read_target(url), now + within, reached=False, times=CallTimes(now))
         except Late:
             raise _late(within, reached=False) from None
         connection.abort()
@@ -177,6 +212,8 @@ class HttpClient:
         if self._loop is None:
             connection.abort()
             return
+        if len(self._kept) >= _MOST_ORIGINS and connection.origin not in self._kept:
+            self._close_oldest()
         connection.idle_since = self._loop.time()
         self._kept[connection.origin].append(connection)
         if self._close_timer is None:
@@ -193,6 +230,11 @@ class HttpClient:
             if not kept:
                 del self._kept[connection.origin]
 
+    def _close_oldest(self) -> None:
+        """Close the idle connections to the server that was called first."""
+        for connection in self._kept.pop(next(iter(self._kept))):
+            connection.abort()
+
     def _close_idle(self) -> None:
         """Close connections that were idle for too long; schedule the next check."""
         assert self._loop is not None
@@ -206,9 +248,11 @@ class HttpClient:
 
     # -- connecting ----------------------------------------------------------------------------
 
-    async def _dial(self, target: Target, deadline: float, reached: bool) -> Connection:
+    async def _dial(self, target: Target, deadline: float, reached: bool, times: CallTimes) -> Connection:
         """Open a new connection. With `reached`, an earlier connection may have carried the call already."""
-        limit = asyncio.timeout_at(deadline)
+        if gate is not None and (why := gate(target.origin.host)) is not None:
+            raise AddressForbidden(f"{target.host} is not called: {why}", reached=reached)
+        limit, loop = asyncio.timeout_at(deadline), asyncio.get_running_loop()
         origin = target.origin
         step = "look up"
         try:
@@ -216,9 +260,13 @@ class HttpClient:
                 if self._proxy is not None and is_address(origin.host):
                     self._guard.check(origin.host)
                 host, port = (origin.host, origin.port) if self._proxy is None else (self._proxy.host, self._proxy.port)
-                addresses = [host] if is_address(host) else await self._names.addresses(host, port)
+                addresses: Sequence[str] = [host]
+                if not is_address(host):
+                    began = loop.time()
+                    addresses = await self._names.addresses(host, port)
+                    times.dns = loop.time() - began
                 step = "connect"
-                connection = await self._connect(origin, [_info(address, port) for address in addresses])
+                connection = await self._connect(origin, [_info(address, port) for address in addresses], times)
         except ProxyFailed as error:
             raise Unanswered(str(error), reached=reached) from None
         except (OSError, RuntimeError) as error:  # uvloop raises RuntimeError where asyncio raises OSError
@@ -230,16 +278,20 @@ class HttpClient:
             raise Unanswered(f"{target.host} is not called: this client was closed", reached=reached)
         return connection
 
-    async def _connect(self, origin: Origin, infos: list[_Info]) -> Connection:
+    async def _connect(self, origin: Origin, infos: list[_Info], times: CallTimes) -> Connection:
         loop = asyncio.get_running_loop()
+        began = loop.time()
         opened = await start_connection(infos, happy_eyeballs_delay=_STAGGER, loop=loop, socket_factory=self._socket)
         connection = Connection(loop, origin, self)
         try:
             if self._proxy is not None:
                 await open_tunnel(loop, opened, self._proxy, origin.scheme, origin.host, origin.port)
+            times.connect = loop.time() - began
             if origin.scheme == "https":
+                began = loop.time()
                 tls, name = self._tls or _system_certificates(), origin.host.rstrip(".")
                 await loop.create_connection(lambda: connection, sock=opened, ssl=tls, server_hostname=name)
+                times.tls = loop.time() - began
             else:
                 await loop.create_connection(lambda: connection, sock=opened)
         except BaseException:

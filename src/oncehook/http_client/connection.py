@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from oncehook.http_client import HttpAnswer
+from oncehook.http_client import CallTimes, HttpAnswer
 from oncehook.http_client.urls import host_of
 
 if TYPE_CHECKING:
@@ -115,6 +115,9 @@ class NoHttp(Exception):
 class Late(Exception):
     """The deadline passed before there was an answer."""
 
+    reached = False
+    """Whether the other end may have received the call."""
+
 
 class Closed(Exception):
     """The connection ended before there was an answer."""
@@ -152,7 +155,14 @@ class Connection(asyncio.Protocol):
     # -- calling -------------------------------------------------------------------------------
 
     async def exchange(
-        self, head: bytes, body: bytes | None, *, deadline: float, most: int, bodiless: bool = False
+        self,
+        head: bytes,
+        body: bytes | None,
+        *,
+        deadline: float,
+        most: int,
+        times: CallTimes,
+        bodiless: bool = False,
     ) -> HttpAnswer:
         """Send a request and wait for the answer. Raises NoHttp, Late or Closed. Cancelling it closes the
         connection."""
@@ -168,7 +178,11 @@ class Connection(asyncio.Protocol):
         self._allowed = HEAD_MOST
         self._is_complete = self._keeps = False
         self._retry_after: str | None = None
+        self._location: str | None = None
         self._pieces: list[bytes] = []
+        self._lines: list[tuple[bytes, bytes]] = []
+        self._times = times
+        self._sent_at = self._loop.time()
         self._send(head, body)
         try:
             return await waiting
@@ -217,6 +231,8 @@ class Connection(asyncio.Protocol):
             self._was_unasked = True
             self.abort()
             return
+        if not self._received:
+            self._times.first_byte = self._loop.time() - self._sent_at
         self._received += len(data)
         try:
             self._parser.feed_data(data)
@@ -253,8 +269,11 @@ class Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value)
         if self._headers > HEADERS_MOST or self._header_bytes > HEAD_MOST:
             raise NoHttp
+        self._lines.append((name, value))
         if len(name) == 11 and self._retry_after is None and name.lower() == b"retry-after":
             self._retry_after = value.decode("latin-1").strip()
+        elif len(name) == 8 and self._location is None and name.lower() == b"location":
+            self._location = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
         """Take the status as the answer's, unless it is informational (1xx)."""
@@ -262,7 +281,8 @@ class Connection(asyncio.Protocol):
         if status < 200:
             if status < 100 or status == 101:
                 raise NoHttp
-            self._retry_after = None
+            self._retry_after = self._location = None
+            self._lines.clear()
             return
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
@@ -291,7 +311,12 @@ class Connection(asyncio.Protocol):
             self._finish() if self._status else self._fail(error)
 
     def _finish(self, *, reuse: bool = False) -> None:
-        answer = HttpAnswer(self._status, b"".join(self._pieces)[: self._most], self._retry_after)
+        self._times.total = self._loop.time() - self._times.began
+        is_complete = self._is_complete and self._length <= self._most
+        body = b"".join(self._pieces)[: self._most]
+        answer = HttpAnswer(
+            self._status, body, self._retry_after, self._lines, self._times, self._location, is_complete
+        )
         reuse = reuse and self._rest is None and not self._is_paused and self.is_open
         waiting = self._settle()
         if reuse:

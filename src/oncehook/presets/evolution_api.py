@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from oncehook.payload import BodyHash
-from oncehook.presets import _base
+from oncehook.presets import _base, _media
 from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Either, Jwt, Token
@@ -129,6 +129,7 @@ PRESET = Preset(
         "rank": "github.com/WhiskeySockets/Baileys WAMessageStatus",
         "max_body": "unverified (from WhatsApp's 16 MB for media)",
     },
+    media_api=_media.EvolutionMedia(),
     samples={
         "messages.upsert": _base.fill(
             _ENVELOPE,

@@ -51,6 +51,11 @@ _HEADERS: Final = {
     "User-Agent": "GitHub-Hookshot/044aadd",
 }
 
+
+def _event(name: str, about: str) -> Sample:
+    return Sample("{" + about + "," + _REPOSITORY + "}", {"X-GitHub-Event": name, **_HEADERS})
+
+
 PRESET = Preset(
     name="github",
     title="GitHub",
@@ -111,5 +116,36 @@ PRESET = Preset(
             '"events":["push"]},' + _REPOSITORY + "}",
             {"X-GitHub-Event": "ping", **_HEADERS},
         ),
+        "pull_request.closed": _event(
+            "pull_request",
+            '"action":"closed","number":42,"pull_request":{"id":{number},"number":42,"state":"closed","merged":true,'
+            '"title":"Take each hook once","head":{"ref":"once"},"base":{"ref":"main"}}',
+        ),
+        "pull_request_review.submitted": _event(
+            "pull_request_review",
+            '"action":"submitted","review":{"id":{number},"state":"approved","body":"Boa!",'
+            '"submitted_at":"{now_iso}"},"pull_request":{"id":{number},"number":42,"state":"open"}',
+        ),
+        "issues.opened": _event(
+            "issues",
+            '"action":"opened","issue":{"id":{number},"number":43,"state":"open","title":"It came twice",'
+            '"created_at":"{now_iso}"}',
+        ),
+        "release.published": _event(
+            "release",
+            '"action":"published","release":{"id":{number},"tag_name":"v1.2.0","draft":false,"prerelease":false,'
+            '"published_at":"{now_iso}"}',
+        ),
+        "workflow_run.completed": _event(
+            "workflow_run",
+            '"action":"completed","workflow_run":{"id":{number},"name":"test","head_branch":"main","event":"push",'
+            '"status":"completed","conclusion":"success"}',
+        ),
+        "check_run.completed": _event(
+            "check_run",
+            '"action":"completed","check_run":{"id":{number},"name":"lint","status":"completed",'
+            '"conclusion":"failure","completed_at":"{now_iso}"}',
+        ),
+        "star.created": _event("star", '"action":"created","starred_at":"{now_iso}"'),
     },
 )

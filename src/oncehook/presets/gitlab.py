@@ -25,6 +25,11 @@ _PROJECT: Final = (
     '"default_branch":"main"}'
 )
 
+
+def _event(header: str, about: str) -> Sample:
+    return Sample("{" + about + "," + _PROJECT + "}", {"X-Gitlab-Event": header, **_HEADERS})
+
+
 PRESET = Preset(
     name="gitlab",
     title="GitLab",
@@ -84,6 +89,47 @@ PRESET = Preset(
             '{"id":{number},"note":"Obrigada!","noteable_type":"MergeRequest","action":"create",'
             '"created_at":"{now_iso}","updated_at":"{now_iso}"},"merge_request":{"id":{number},"iid":42}}',
             {"X-Gitlab-Event": "Note Hook", **_HEADERS},
+        ),
+        "merge_request.merge": _event(
+            "Merge Request Hook",
+            '"object_kind":"merge_request","object_attributes":{"id":{number},"iid":42,"title":"Take each hook once",'
+            '"state":"merged","action":"merge","source_branch":"once","target_branch":"main",'
+            '"updated_at":"{now_iso}"}',
+        ),
+        "issue.open": _event(
+            "Issue Hook",
+            '"object_kind":"issue","object_attributes":{"id":{number},"iid":43,"title":"It came twice",'
+            '"state":"opened","action":"open","created_at":"{now_iso}","updated_at":"{now_iso}"}',
+        ),
+        "issue.close": _event(
+            "Issue Hook",
+            '"object_kind":"issue","object_attributes":{"id":{number},"iid":43,"title":"It came twice",'
+            '"state":"closed","action":"close","updated_at":"{now_iso}"}',
+        ),
+        "tag_push": _event(
+            "Tag Push Hook",
+            '"object_kind":"tag_push","event_name":"tag_push","ref":"refs/tags/v1.2.0","project_id":1545,'
+            '"after":"{id}{id}00000000","checkout_sha":"{id}{id}00000000"',
+        ),
+        "pipeline": _event(
+            "Pipeline Hook",
+            '"object_kind":"pipeline","object_attributes":{"id":{number},"iid":3,"ref":"main","status":"success",'
+            '"created_at":"{now_iso}","duration":63}',
+        ),
+        "build": _event(
+            "Job Hook",
+            '"object_kind":"build","build_id":{number},"build_name":"test","build_stage":"test",'
+            '"build_status":"failed","ref":"main","project_id":1545',
+        ),
+        "deployment": _event(
+            "Deployment Hook",
+            '"object_kind":"deployment","status":"success","deployment_id":{number},"environment":"production",'
+            '"ref":"main"',
+        ),
+        "release": _event(
+            "Release Hook",
+            '"object_kind":"release","id":{number},"tag":"v1.2.0","name":"v1.2.0","action":"create",'
+            '"created_at":"{now_iso}"',
         ),
     },
 )

@@ -74,6 +74,28 @@ PRESET = Preset(
     samples={
         "contact.creation": Sample("[" + _EVENT % ("", _CREATION % "{number}") + "]"),
         "contact.propertyChange": Sample("[" + _EVENT % ("", _CHANGE) + "]"),
+        **{
+            f"{noun}.{act}": Sample("[" + _EVENT % ("", f'"subscriptionType":"{noun}.{act}",{about}') + "]")
+            for noun, act, about in (
+                ("contact", "deletion", '"objectId":{number},"changeFlag":"DELETED"'),
+                ("contact", "privacyDeletion", '"objectId":{number},"changeFlag":"DELETED"'),
+                ("contact", "merge", '"objectId":{number},"primaryObjectId":42,"mergedObjectIds":[43]'),
+                ("company", "creation", '"objectId":{number},"changeFlag":"CREATED"'),
+                (
+                    "company",
+                    "propertyChange",
+                    '"objectId":{number},"propertyName":"domain","propertyValue":"tea.example"',
+                ),
+                ("deal", "creation", '"objectId":{number},"changeFlag":"CREATED"'),
+                (
+                    "deal",
+                    "propertyChange",
+                    '"objectId":{number},"propertyName":"dealstage","propertyValue":"closedwon"',
+                ),
+                ("deal", "deletion", '"objectId":{number},"changeFlag":"DELETED"'),
+                ("ticket", "creation", '"objectId":{number},"changeFlag":"CREATED"'),
+            )
+        },
         "batch": Sample(
             f"[{_EVENT % (1, _CREATION % '{number}')},{_EVENT % (2, _CHANGE)},{_EVENT % (3, _CREATION % '{number}7')}]"
         ),

@@ -17,6 +17,11 @@ _ISSUE: Final = (
 _USER: Final = '"user":{"accountId":"5b10a2844c20165700ede21g","displayName":"Ana"}'
 _HEADERS: Final = {"X-Atlassian-Webhook-Identifier": "{id}-5c4d", "X-Atlassian-Webhook-Flow": "Primary"}
 
+
+def _event(kind: str, about: str) -> Sample:
+    return Sample(f'{{"timestamp":{{now_ms}},"webhookEvent":"{kind}",{about}}}', _HEADERS)
+
+
 PRESET = Preset(
     name="jira",
     title="Jira Cloud",
@@ -67,6 +72,19 @@ PRESET = Preset(
             '{"timestamp":{now_ms},"webhookEvent":"comment_created","comment":{"id":"{number}","body":"Obrigada!"},'
             + f"{_ISSUE}}}",
             _HEADERS,
+        ),
+        "jira:issue_deleted": _event("jira:issue_deleted", f"{_USER},{_ISSUE}"),
+        "comment_updated": _event("comment_updated", '"comment":{"id":"{number}","body":"Obrigado!"},' + _ISSUE),
+        "comment_deleted": _event("comment_deleted", '"comment":{"id":"{number}"},' + _ISSUE),
+        "worklog_created": _event("worklog_created", '"worklog":{"id":"{number}","issueId":"10042","timeSpent":"2h"}'),
+        "issuelink_created": _event(
+            "issuelink_created", '"issueLink":{"id":{number},"sourceIssueId":10042,"destinationIssueId":10043}'
+        ),
+        "sprint_started": _event("sprint_started", '"sprint":{"id":42,"state":"active","name":"Sprint 42"}'),
+        "sprint_closed": _event("sprint_closed", '"sprint":{"id":42,"state":"closed","name":"Sprint 42"}'),
+        "project_created": _event("project_created", '"project":{"id":10001,"key":"TEA","name":"Tea"}'),
+        "jira:version_released": _event(
+            "jira:version_released", '"version":{"id":"10007","name":"1.2","released":true,"projectId":10000}'
         ),
     },
 )

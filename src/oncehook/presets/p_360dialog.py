@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.presets import whatsapp_cloud
+from oncehook.presets import _media, whatsapp_cloud
 from oncehook.verify import Either, Hmac, Token
 
 SIGNATURE: Final = "x-360dialog-signature"
@@ -30,6 +30,7 @@ PRESET = whatsapp_cloud.PRESET.replace(
     needs=("secret",),
     budget="800ms",
     daily_volume=50,
+    media_api=_media.DialogMedia(),
     facts={
         **{
             name: page

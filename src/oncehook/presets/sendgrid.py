@@ -51,6 +51,19 @@ PRESET = Preset(
         "delivered": Sample(f"[{_DELIVERED}]"),
         "open": Sample(f"[{_OPEN}]"),
         "bounce": Sample(f"[{_BOUNCE}]"),
+        **{
+            kind: Sample("[" + _EVENT % (number, kind, about) + "]")
+            for kind, number, about in (
+                ("processed", "cHJvY2Vzc2Vk", ""),
+                ("deferred", "ZGVmZXJyZWQ", ',"response":"400 try again later","attempt":"5"'),
+                ("dropped", "ZHJvcHBlZA", ',"reason":"Bounced Address","status":"5.0.0"'),
+                ("click", "Y2xpY2s", ',"url":"https://shop.example/tea","ip":"203.0.113.7"'),
+                ("spamreport", "c3BhbXJlcG9ydA", ""),
+                ("unsubscribe", "dW5zdWJzY3JpYmU", ""),
+                ("group_unsubscribe", "Z3JvdXBfdW5z", ',"asm_group_id":42'),
+                ("group_resubscribe", "Z3JvdXBfcmVz", ',"asm_group_id":42'),
+            )
+        },
         "batch": Sample(f"[{_DELIVERED},{_OPEN},{_BOUNCE}]"),
     },
 )

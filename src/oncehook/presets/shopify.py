@@ -29,6 +29,14 @@ def _headers(topic: str) -> dict[str, str]:
     }
 
 
+def _order(topic: str, about: str) -> Sample:
+    return Sample(
+        '{"id":{number},"admin_graphql_api_id":"gid://shopify/Order/{number}","name":"#1042","currency":"EUR",'
+        '"total_price":"42.00","updated_at":"{now_iso}",' + about + "}",
+        headers=_headers(topic),
+    )
+
+
 PRESET = Preset(
     name="shopify",
     title="Shopify",
@@ -76,6 +84,39 @@ PRESET = Preset(
         "app/uninstalled": Sample(
             '{"id":{number},"name":"Tea and Co","domain":"tea-and-co.myshopify.com","updated_at":"{now_iso}"}',
             headers=_headers("app/uninstalled"),
+        ),
+        "orders/paid": _order("orders/paid", '"financial_status":"paid"'),
+        "orders/updated": _order("orders/updated", '"financial_status":"paid","note":"leave it at the door"'),
+        "orders/cancelled": _order("orders/cancelled", '"cancelled_at":"{now_iso}","cancel_reason":"customer"'),
+        "orders/fulfilled": _order("orders/fulfilled", '"fulfillment_status":"fulfilled"'),
+        "products/create": Sample(
+            '{"id":{number},"admin_graphql_api_id":"gid://shopify/Product/{number}","title":"White tea",'
+            '"status":"draft","created_at":"{now_iso}","updated_at":"{now_iso}"}',
+            headers=_headers("products/create"),
+        ),
+        "customers/create": Sample(
+            '{"id":{number},"email":"ana@example.com","first_name":"Ana","state":"disabled",'
+            '"created_at":"{now_iso}","updated_at":"{now_iso}"}',
+            headers=_headers("customers/create"),
+        ),
+        "checkouts/create": Sample(
+            '{"id":{number},"token":"{id}","email":"ana@example.com","currency":"EUR","total_price":"42.00",'
+            '"created_at":"{now_iso}","updated_at":"{now_iso}"}',
+            headers=_headers("checkouts/create"),
+        ),
+        "fulfillments/create": Sample(
+            '{"id":{number},"order_id":4242,"status":"success","tracking_company":"DHL",'
+            '"tracking_number":"JD0142","created_at":"{now_iso}","updated_at":"{now_iso}"}',
+            headers=_headers("fulfillments/create"),
+        ),
+        "refunds/create": Sample(
+            '{"id":{number},"order_id":4242,"created_at":"{now_iso}","note":"arrived broken",'
+            '"transactions":[{"id":{number},"kind":"refund","status":"success","amount":"21.00","currency":"EUR"}]}',
+            headers=_headers("refunds/create"),
+        ),
+        "inventory_levels/update": Sample(
+            '{"inventory_item_id":{number},"location_id":655441491,"available":7,"updated_at":"{now_iso}"}',
+            headers=_headers("inventory_levels/update"),
         ),
     },
 )

@@ -69,6 +69,7 @@ PRESET = Preset(
         ["$.team_id", "$.event.channel"],
         ["$.team_id", "$.event.channel.id"],
         ["$.team_id", "$.event.item.channel"],
+        ["$.team_id", "$.event.channel_id"],
         ["$.team_id", "$.event.user"],
         ["$.team_id", "$.event.user.id"],
         ["form:team_id", "form:channel_id"],
@@ -97,6 +98,35 @@ PRESET = Preset(
         "reaction_added": Sample(
             _EVENT % '{"type":"reaction_added","user":"U0100142","reaction":"tada","item_user":"U0100001",'
             '"item":{"type":"message","channel":"C0100042","ts":"{now}.000200"},"event_ts":"{now}.000400"}'
+        ),
+        "reaction_removed": Sample(
+            _EVENT % '{"type":"reaction_removed","user":"U0100142","reaction":"tada",'
+            '"item":{"type":"message","channel":"C0100042","ts":"{now}.000200"},"event_ts":"{now}.000500"}'
+        ),
+        "message.message_changed": Sample(
+            _EVENT % '{"type":"message","subtype":"message_changed","channel":"C0100042","ts":"{now}.000600",'
+            '"message":{"type":"message","user":"U0100142","text":"Ol\\u00e1!","ts":"{now}.000200"},'
+            '"event_ts":"{now}.000600"}'
+        ),
+        "member_joined_channel": Sample(
+            _EVENT % '{"type":"member_joined_channel","user":"U0100143","channel":"C0100042","team":"T0100042",'
+            '"event_ts":"{now}.000700"}'
+        ),
+        "channel_created": Sample(
+            _EVENT % '{"type":"channel_created","channel":{"id":"C0100043","name":"orders","created":{now},'
+            '"creator":"U0100142"},"event_ts":"{now}.000800"}'
+        ),
+        "app_home_opened": Sample(
+            _EVENT % '{"type":"app_home_opened","user":"U0100142","channel":"D0100042","tab":"home",'
+            '"event_ts":"{now}.000900"}'
+        ),
+        "file_shared": Sample(
+            _EVENT % '{"type":"file_shared","file_id":"F0100042","user_id":"U0100142","channel_id":"C0100042",'
+            '"event_ts":"{now}.001000"}'
+        ),
+        "team_join": Sample(
+            _EVENT % '{"type":"team_join","user":{"id":"U0100144","name":"bruno","is_bot":false},'
+            '"event_ts":"{now}.001100"}'
         ),
     },
 )

@@ -20,6 +20,12 @@ def kind(context: RuleContext) -> str | None:
 
 _USER: Final = '{"id":710000142,"is_bot":false,"first_name":"Ana","language_code":"pt"}'
 _CHAT: Final = '{"id":710000142,"first_name":"Ana","type":"private"}'
+_CHANNEL: Final = '{"id":-1001420000042,"title":"Tea and Co","type":"channel"}'
+
+
+def _update(kind: str, about: str) -> Sample:
+    return Sample(f'{{"update_id":{{number}},"{kind}":{{{about}}}}}')
+
 
 PRESET = Preset(
     name="telegram",
@@ -67,6 +73,37 @@ PRESET = Preset(
         "edited_message": Sample(
             '{"update_id":{number},"edited_message":{"message_id":1365,"from":' + _USER + ',"chat":' + _CHAT + ","
             '"date":{now},"edit_date":{now},"text":"Ol\\u00e1!"}}'
+        ),
+        "channel_post": _update("channel_post", '"message_id":7,"chat":' + _CHANNEL + ',"date":{now},"text":"News"'),
+        "edited_channel_post": _update(
+            "edited_channel_post",
+            '"message_id":7,"chat":' + _CHANNEL + ',"date":{now},"edit_date":{now},"text":"News!"',
+        ),
+        "inline_query": _update("inline_query", '"id":"4{number}","from":' + _USER + ',"query":"tea","offset":""'),
+        "chosen_inline_result": _update(
+            "chosen_inline_result", '"result_id":"7","from":' + _USER + ',"query":"green tea"'
+        ),
+        "pre_checkout_query": _update(
+            "pre_checkout_query",
+            '"id":"5{number}","from":' + _USER + ',"currency":"EUR","total_amount":4200,"invoice_payload":"order-42"',
+        ),
+        "poll": _update(
+            "poll",
+            '"id":"6{number}","question":"When?","options":[{"text":"Monday","voter_count":1}],"total_voter_count":1,'
+            '"is_closed":false,"is_anonymous":true,"type":"regular","allows_multiple_answers":false',
+        ),
+        "poll_answer": _update("poll_answer", '"poll_id":"6{number}","user":' + _USER + ',"option_ids":[0]'),
+        "my_chat_member": _update(
+            "my_chat_member",
+            '"chat":'
+            + _CHAT
+            + ',"from":'
+            + _USER
+            + ',"date":{now},"old_chat_member":{"user":'
+            + _USER
+            + ',"status":"member"},"new_chat_member":{"user":'
+            + _USER
+            + ',"status":"kicked","until_date":0}',
         ),
     },
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oncehook.presets import _media
 from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Reply, Sample
 from oncehook.verify import Twilio
@@ -42,6 +43,22 @@ FORM: Final = "application/x-www-form-urlencoded; charset=UTF-8"
 _ACCOUNT: Final = "AccountSid=AC00000000000000000000000000000042&ApiVersion=2010-04-01"
 _NUMBERS: Final = "From=%2B15550100142&To=%2B15550100100"
 
+
+def _form(about: str) -> Sample:
+    return Sample(f"{about}&{_NUMBERS}&{_ACCOUNT}", content_type=FORM)
+
+
+def _message(status: str, more: str = "") -> Sample:
+    return _form(f"MessageSid=SM{{id}}{{id}}&MessageStatus={status}&SmsSid=SM{{id}}{{id}}&SmsStatus={status}{more}")
+
+
+def _call(status: str, step: int, more: str = "") -> Sample:
+    return _form(
+        f"CallSid=CA{{id}}{{id}}&CallStatus={status}&SequenceNumber={step}"
+        f"&CallbackSource=call-progress-events&Direction=outbound-api{more}"
+    )
+
+
 PRESET = Preset(
     name="twilio",
     title="Twilio",
@@ -76,21 +93,19 @@ PRESET = Preset(
         "budget": "twilio.com/docs/usage/webhooks/webhooks-connection-overrides (15 s)",
         "rank": "unverified",
     },
+    media_api=_media.TwilioMedia(),
     samples={
-        "message.received": Sample(
-            f"MessageSid=SM{{id}}{{id}}&SmsSid=SM{{id}}{{id}}&SmsMessageSid=SM{{id}}{{id}}&SmsStatus=received"
-            f"&NumMedia=0&NumSegments=1&{_NUMBERS}&Body=Ol%C3%A1%21&{_ACCOUNT}",
-            content_type=FORM,
+        "message.received": _form(
+            "MessageSid=SM{id}{id}&SmsSid=SM{id}{id}&SmsMessageSid=SM{id}{id}&SmsStatus=received"
+            "&NumMedia=0&NumSegments=1&Body=Ol%C3%A1%21"
         ),
-        "message.delivered": Sample(
-            f"MessageSid=SM{{id}}{{id}}&MessageStatus=delivered&SmsSid=SM{{id}}{{id}}&SmsStatus=delivered"
-            f"&{_NUMBERS}&{_ACCOUNT}",
-            content_type=FORM,
-        ),
-        "call.completed": Sample(
-            f"CallSid=CA{{id}}{{id}}&CallStatus=completed&CallDuration=42&SequenceNumber=3"
-            f"&CallbackSource=call-progress-events&Direction=outbound-api&{_NUMBERS}&{_ACCOUNT}",
-            content_type=FORM,
-        ),
+        **{f"message.{status}": _message(status) for status in ("queued", "sent", "delivered", "read")},
+        "message.undelivered": _message("undelivered", "&ErrorCode=30003"),
+        "message.failed": _message("failed", "&ErrorCode=30008"),
+        "call.initiated": _call("initiated", 0),
+        "call.ringing": _call("ringing", 1),
+        "call.in-progress": _call("in-progress", 2),
+        "call.completed": _call("completed", 3, "&CallDuration=42"),
+        "call.no-answer": _call("no-answer", 3),
     },
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.presets import _base
+from oncehook.presets import _base, _media
 from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Hmac
@@ -79,6 +79,7 @@ PRESET = Preset(
         "budget": "unverified",
         "max_body": "unverified",
     },
+    media_api=_media.WahaMedia(),
     samples={
         "message": _base.fill(
             _ENVELOPE,

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from oncehook.model import Arrival
 from oncehook.payload import text_of
-from oncehook.presets import _base, _meta
+from oncehook.presets import _base, _media, _meta
 from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Sample
 
@@ -327,6 +327,12 @@ _MESSAGE: Final = (
 )
 _STATUS: Final = '{"id":"wamid.{id}","status":"%s","timestamp":"{now}","recipient_id":"5511988880142"}'
 
+
+def _message(kind: str, about: str) -> Sample:
+    message = f'{{"from":"5511988880142","id":"wamid.{{id}}","timestamp":"{{now}}","type":"{kind}","{kind}":{about}}}'
+    return Sample(_ENVELOPE % f'{_CONTACT},"messages":[{message}]')
+
+
 PRESET = Preset(
     name="whatsapp-cloud",
     title="WhatsApp Cloud API",
@@ -365,9 +371,38 @@ PRESET = Preset(
         "horizon": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/overview (7 days)",
         "budget": "docs.360dialog.com/partner/messaging/receiving-messages-via-webhook (under 1 % above 1 s)",
     },
+    media_api=_media.MetaMedia(),
     samples={
         "message.text": Sample(_ENVELOPE % (_CONTACT + ',"messages":[' + _MESSAGE % "" + "]")),
-        "status.delivered": Sample(_ENVELOPE % ('"statuses":[' + _STATUS % "delivered" + "]")),
+        "message.image": _message(
+            "image", '{"caption":"The blue one","mime_type":"image/jpeg","sha256":"{id}","id":"{number}"}'
+        ),
+        "message.audio": _message(
+            "audio", '{"mime_type":"audio/ogg; codecs=opus","sha256":"{id}","id":"{number}","voice":true}'
+        ),
+        "message.document": _message(
+            "document", '{"filename":"order.pdf","mime_type":"application/pdf","sha256":"{id}","id":"{number}"}'
+        ),
+        "message.location": _message("location", '{"latitude":-23.55,"longitude":-46.63,"name":"Casa"}'),
+        "message.contacts": _message(
+            "contacts",
+            '[{"name":{"formatted_name":"Bruno","first_name":"Bruno"},"phones":[{"phone":"+5521977770381"}]}]',
+        ),
+        "message.interactive": _message(
+            "interactive", '{"type":"button_reply","button_reply":{"id":"confirm","title":"Confirmar"}}'
+        ),
+        "message.reaction": _message("reaction", '{"message_id":"wamid.{number}","emoji":"\\ud83d\\udc4d"}'),
+        **{
+            f"status.{word}": Sample(_ENVELOPE % ('"statuses":[' + _STATUS % word + "]"))
+            for word in ("sent", "delivered", "read")
+        },
+        "status.failed": Sample(
+            _ENVELOPE
+            % (
+                '"statuses":[{"id":"wamid.{id}","status":"failed","timestamp":"{now}","recipient_id":"5511988880142",'
+                '"errors":[{"code":131026,"title":"Message undeliverable"}]}]'
+            )
+        ),
         "batch": _base.fill(
             _ENVELOPE,
             _CONTACT

@@ -43,9 +43,9 @@ __all__ = [
 
 # Variables that belong to the CLI, not to the file: its options (ONCEHOOK_SERVE_OPEN) and these.
 _OWN: Final = re.compile(
-    r"ONCEHOOK_(?:(?:CONFIG|TOKEN|SERVER|FAULT|CLOCK|JSON|QUIET|VERBOSE|PROXY|CLAIMS)"
-    r"|(?:SERVE|WORKER|DEMO|SEND|FORWARD|TAIL|EVENTS|SHOW|REPLAY|DEAD|ERASE|PAUSE|RESUME|SOURCES|DESTINATIONS|STATS|KEYS"
-    r"|WHATSAPP|S3|PROXY|TOKEN|IMPORT|EXPORT|INIT|CONFIG|DB|DOCTOR|HEALTH|BENCH|COMPLETION|VERSION)_(?!_)\w+)"
+    r"ONCEHOOK_(?:(?:APP|CONFIG|TOKEN|SECRET_KEY|SERVER|FAULT|CLOCK|JSON|WIDE|QUIET|VERBOSE|PROXY|CLAIMS)"
+    r"|(?:SERVE|WORKER|DEMO|SEND|FORWARD|TAIL|EVENTS|SHOW|REPLAY|REJECTED|DEAD|ERASE|PAUSE|RESUME|MARK|PORTAL|SOURCES"
+    r"|DESTINATIONS|ROUTES|ACCOUNTS|STATS|KEYS|WHATSAPP|S3|PROXY|TOKEN|IMPORT|EXPORT|INIT|CONFIG|DB|DOCTOR|HEALTH|OPEN|BENCH|COMPLETION|VERSION)_(?!_)\w+)"
 )
 
 _APP: Final = "What an app defines counts where it is named, as in: oncehook serve app:inbox"
@@ -74,6 +74,10 @@ class Loaded:
     def where(self, dotted: str) -> str:
         """Return where a setting comes from: `oncehook.toml:31`, `environment ONCEHOOK_STORE`, `flag --port`."""
         return self._reader.origin.where(_path(dotted))
+
+    def place(self, path: SettingPath) -> str:
+        """Return where a table was written: `oncehook.toml:31`."""
+        return self._reader.origin.place(path)
 
     def is_from_file(self, dotted: str) -> bool:
         """Tell whether the file itself sets this, and nothing overrides it."""

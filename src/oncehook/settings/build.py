@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
+from oncehook.archive import Archive
+from oncehook.bodies import Bodies
 from oncehook.categories import Classify, FailureRules
 from oncehook.destinations import registry
 from oncehook.destinations.base import Destination, Terms
@@ -18,12 +20,20 @@ from oncehook.destinations.handler import TIMEOUT
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.model import Breaker, Engine, Headers
+from oncehook.objects import FolderObjects, Objects, open_objects
 from oncehook.routes import Route
 from oncehook.secret import reveal_text
 from oncehook.settings import EncryptConfig, Loaded, RetentionConfig, WatermarkConfig
 from oncehook.settings.check import find_kinds, has_secret_address, read_address
 from oncehook.settings.read import Problem, Settings, fields_of, raise_all, read_program
-from oncehook.settings.tables import BreakerSettings, HandlerSettings, RouteSettings, TermSettings
+from oncehook.settings.tables import (
+    BodiesConfig,
+    BreakerSettings,
+    HandlerSettings,
+    ObjectsConfig,
+    RouteSettings,
+    TermSettings,
+)
 from oncehook.settings.values import hide_password
 from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
@@ -53,6 +63,7 @@ def destination_from(name: str, settings: Settings) -> Destination:
         headers={header: reveal_text(value) for header, value in settings.headers.items()},
         forward_headers=settings.forward_headers,
         allow_private=settings.allow_private,
+        allow_hosts=settings.allow_hosts,
         ca=settings.ca,
         preset=settings.preset,
     )
@@ -63,10 +74,15 @@ def terms_from(settings: Settings, classify: Classify | None = None, shared: Seq
         retry=settings.retry,
         timeout=settings.timeout,
         lease=settings.lease,
-        concurrency=settings.concurrency,
+        concurrency=settings.concurrency or Terms().concurrency,
+        is_shared=settings.concurrency is not None,
         rate=settings.rate,
+        fair=settings.fair,
         breaker=Breaker(**{name: getattr(settings.breaker, name) for name in fields_of(BreakerSettings)}),
         rules=FailureRules(frozenset(settings.transient), frozenset(settings.permanent), classify, shared),
+        account=settings.account,
+        subscribe=settings.subscribe,
+        disable_after=settings.disable_after,
     )
 
 
@@ -210,10 +226,59 @@ def cipher_of(encrypt: Encrypt | None) -> Cipher:
     return Cipher([read_key(key.encode() if isinstance(key, str) else key) for key in given])
 
 
+ObjectsSetting: TypeAlias = str | Mapping[str, Any]
+"""An address, or the settings' table."""
+
+Place = TypeVar("Place", bound=ObjectsConfig)
+
+
+def read_objects(kind: type[Place], name: str, given: ObjectsSetting | Place | None) -> Place | None:
+    """Read what a program says about a place for objects. Raises ConfigError."""
+    if given is None or isinstance(given, kind):
+        return given
+    table = given if isinstance(given, Mapping) else {"url": given}
+    read: Place = read_program(kind, (name,), table, is_program=False)
+    return read
+
+
+def objects_of(config: ObjectsConfig) -> Objects:
+    """Build the place that settings describe."""
+    if "://" not in config.url:
+        return FolderObjects(Path(config.url))
+    given = ("endpoint", "region", "access_key", "secret_key", "allow_private")
+    return open_objects(config.url, **{name: getattr(config, name) for name in given})
+
+
+def bodies_of(config: BodiesConfig | None, url: str, store: Callable[[], Store]) -> Bodies:
+    """Build the place of a store's large bodies; of a SQLite file, a folder beside it unless the settings name one."""
+    if config is not None:
+        return Bodies(store, objects_of(config), config.above)
+    if engine_of(url) is Engine.sqlite:
+        return Bodies(store, FolderObjects(bodies_beside(Path(_file(url)))))
+    return Bodies(store, None)
+
+
+def archive_of(config: ObjectsConfig | None, store: Store, bodies: Bodies) -> Archive | None:
+    if config is None:
+        return None
+    Archive.check_library()
+    return Archive(store, bodies, objects_of(config))
+
+
+def bodies_beside(file: Path) -> Path:
+    """Return the folder of the large bodies of a SQLite file."""
+    return file.with_name(f"{file.name}-bodies")
+
+
 def is_same_store(url: str, other: str) -> bool:
     """Tell whether two addresses lead to one store: that of a file can be written in several ways."""
     files = [Path(_file(one)).resolve() for one in (url, other) if one.startswith("sqlite:")]
     return url == other or (len(files) == 2 and files[0] == files[1])
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of a SQLite store; None for a server."""
+    return Path(_file(url)) if engine_of(url) is Engine.sqlite else None
 
 
 def _file(url: str) -> str:
@@ -237,6 +302,8 @@ def assign_ids(
         route.destination_id = numbers.destinations[route.destination]
         known = sources.get(route.source)
         route.fix_options(known.base.coalesce if known else False)
+        if (to := destinations.get(route.destination)) is not None:
+            route.lead_to(to.terms)
         by_source.setdefault(route.source, []).append(route)
     return by_source
 

@@ -18,9 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oncehook.destinations import registry
+from oncehook.destinations.event_address import is_event_address
 from oncehook.errors import ConfigError
 from oncehook.http_client.urls import read_url, with_path
 from oncehook.human import nearest, suggest_clause
+from oncehook.model import ADDRESS
 from oncehook.payload import descents
 from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, reveal_text, weakness
 from oncehook.settings.origin import SettingPath
@@ -83,7 +85,18 @@ def warnings(config: Config, reader: SettingsReader) -> Iterator[Finding]:
 def _deep_paths(name: str, source: Settings) -> Iterator[Finding]:
     """Yield paths with two descents: their cost is the square of the body's size, and they are abandoned in a large
     one."""
-    for setting in ("key", "subject", "type", "event_time", "rank", "rank_scope", "preview", "redact", "volatile"):
+    for setting in (
+        "key",
+        "subject",
+        "type",
+        "event_time",
+        "rank",
+        "rank_scope",
+        "account",
+        "preview",
+        "redact",
+        "volatile",
+    ):
         for text in _texts(getattr(source, setting)):
             if text.startswith(("$", "?$")) and descents(text) > 1:
                 yield (
@@ -138,6 +151,7 @@ def is_for_loopback(source: Settings) -> bool:
 
 def find_gaps(name: str, source: Settings) -> Iterator[tuple[str, str]]:
     """Yield each missing setting without which a forged arrival would pass (S4), with a sentence."""
+    is_by_account = source.account == ADDRESS  # each account may have a secret of its own
     if source.preset is None:
         if source.verify is None:
             yield (
@@ -145,16 +159,34 @@ def find_gaps(name: str, source: Settings) -> Iterator[tuple[str, str]]:
                 f"[source.{name}] does not say how its arrivals are verified; give it a preset or a verify scheme "
                 '(verify = "none" must be said by name)',
             )
-        elif isinstance(source.verify, str | Mapping | Sequence) and not is_unverified(source) and not source.secret:
+        elif (
+            isinstance(source.verify, str | Mapping | Sequence)
+            and not is_unverified(source)
+            and not source.secret
+            and not is_by_account
+        ):
             yield "secret", f'[source.{name}] needs a secret to verify with; write secret = {{ env = "NAME" }}'
         return
     from oncehook import presets
 
     preset = presets.load(source.preset)
     for need in preset.needs:
+        if need == "secret" and is_by_account:
+            continue
         # A verifier of one's own needs none of the preset's secrets.
         if not getattr(source, need) and (source.verify is None or need == "key"):
             yield need, f'[source.{name}] needs {need}: the preset "{preset.name}" asks for it'
+
+
+def find_media_gap(name: str, source: Settings) -> str | None:
+    """Return a sentence about a source that shall keep media of a provider whose files we cannot fetch."""
+    if source.media is None:
+        return None
+    from oncehook import presets
+
+    if source.preset is not None and presets.load(source.preset).media_api is not None:
+        return None
+    return f"[source.{name}] has media, and its preset knows no files; leave it out (WhatsApp presets and twilio do)"
 
 
 def _check_verified(name: str, source: Settings, reader: SettingsReader) -> None:
@@ -162,6 +194,8 @@ def _check_verified(name: str, source: Settings, reader: SettingsReader) -> None
     for setting, sentence in () if failed else find_gaps(name, source):
         if not reader.has_failed(("source", name, setting)):
             reader.note(("source", name), sentence)
+    if not failed and (gap := find_media_gap(name, source)) is not None:
+        reader.note(("source", name, "media"), gap)
 
 
 def _check_addresses(config: Config, reader: SettingsReader) -> None:
@@ -176,7 +210,7 @@ def _check_addresses(config: Config, reader: SettingsReader) -> None:
 
 # -- destinations ------------------------------------------------------------------------------
 
-_OF_A_URL: Final = ("path", "preset", "sign", "headers", "forward_headers")
+_OF_A_URL: Final = ("path", "allow_hosts", "preset", "sign", "headers", "forward_headers")
 
 
 def check_destination(name: str, destination: Settings, reader: SettingsReader) -> None:
@@ -199,8 +233,29 @@ def check_destination(name: str, destination: Settings, reader: SettingsReader) 
                 reader.note((*path, key), f"{key} in [destination.{name}] is for a url, not for {kind}")
         if (found := registry.find(kind)) is not None and found.check is not None:
             found.check(name, getattr(destination, kind), reader)
+    if destination.url is not None:
+        _check_event_address(destination, reader, path)
     for status in sorted({*destination.transient} & {*destination.permanent}):
         reader.note((*path, "permanent"), f"permanent in [destination.{name}]: {status} is listed in transient, too")
+
+
+def _check_event_address(destination: Settings, reader: SettingsReader, path: tuple[str, str]) -> None:
+    inside = f"in [destination.{path[1]}]"
+    if not is_event_address(destination.url):
+        if destination.allow_hosts:
+            reader.note(
+                (*path, "allow_hosts"),
+                f'allow_hosts {inside} is for an address from the event (url = "{{$.callback_url}}"); leave it out',
+            )
+        return
+    if not destination.allow_hosts and not reader.has_failed((*path, "allow_hosts")):
+        reader.note(
+            (*path, "allow_hosts"),
+            f"url {inside} is an address from the event, and whoever sends an event could have anything called; "
+            'say which hosts it may name: allow_hosts = ["hooks.example.org"]',
+        )
+    if destination.path is not None:
+        reader.note((*path, "path"), f"path {inside} cannot follow an address from the event; leave it out")
 
 
 def _add_kind(destination: Settings, reader: SettingsReader, path: tuple[str, str]) -> None:
@@ -223,9 +278,13 @@ def has_secret_address(destination: Settings) -> bool:
 
 
 def read_address(destination: Settings) -> str | None:
-    """Return the URL to be called, with references resolved. Raises ConfigError, which does not repeat it."""
-    if destination.url is None:
-        return None
+    """Return the URL to be called, with references resolved, or the place in events that names it.
+
+    Raises ConfigError, which does not repeat it.
+    """
+    if destination.url is None or is_event_address(destination.url):
+        address: str | None = destination.url
+        return address
     url = read_url(reveal_text(destination.url))
     return url if destination.path is None else read_url(with_path(url, reveal_text(destination.path)))
 
@@ -307,7 +366,7 @@ def _circles(config: Config) -> Iterator[Finding]:
 
 # -- routes and watermarks ---------------------------------------------------------------------
 
-_MISSPELT: Final = 0.8
+MISSPELT: Final = 0.8
 """Similarity from which an unknown name counts as a misspelt source, not as one that a program emits under."""
 
 
@@ -344,7 +403,7 @@ def loose_ends(config: Config, reader: SettingsReader, app: AppNames) -> Iterato
     for path, route in _routes(config, reader):
         # A program may emit under any name, so an unknown one is reported only where it looks misspelt.
         misspelt = route.from_ not in sources and not reader.has_failed((*path, "from"))
-        if misspelt and (near := nearest(route.from_, sources, _MISSPELT)):
+        if misspelt and (near := nearest(route.from_, sources, MISSPELT)):
             yield (*path, "from"), f'there is no source "{route.from_}"; did you mean "{near}"?'
         if route.to not in destinations:
             yield (*path, "to"), f'there is no destination "{route.to}"; {suggest_clause(route.to, destinations)}'

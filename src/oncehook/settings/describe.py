@@ -17,13 +17,17 @@ _TABLES: tuple[tuple[str, type], ...] = (
     ("`[server]`", tables.ServerConfig),
     ("`[[server.tokens]]`", tables.TokenConfig),
     ("`[server.oidc]`", tables.OidcConfig),
+    ("`[server.portal]`", tables.PortalConfig),
     ("`[source.NAME]`", tables.SourceSettings),
+    ("`media = { … }`", tables.MediaSettings),
     ("`[destination.NAME]`", tables.DestinationSettings),
     ("`retry = { … }`", tables.RetrySettings),
     ("`breaker = { … }`", tables.BreakerSettings),
     ("`[[route]]`", tables.RouteTable),
     ("`retention = { … }`", tables.RetentionConfig),
     ("`encrypt = { … }`", tables.EncryptConfig),
+    ("`bodies = { … }`", tables.BodiesConfig),
+    ("`archive = { … }`", tables.ObjectsConfig),
     ("`[watermark]`", tables.WatermarkConfig),
 )
 
@@ -33,8 +37,7 @@ In `oncehook.toml`, or under `[tool.oncehook]` in `pyproject.toml`; one file cou
 comes before the environment (`ONCEHOOK_STORE`, `ONCEHOOK_SERVER__PORT`), the environment before the file. Durations
 and sizes are words (`"15s"`, `"1h30m"`, `"1MiB"`); a secret is a reference: `{ env = "NAME" }`, `{ file = "path" }` or
 `{ credential = "name" }`. `oncehook config check` finds what is wrong, `oncehook config show` tells where each setting
-comes from, `oncehook config schema` prints a JSON Schema for editors. A source's settings that nobody has said are the
-preset's.
+comes from, `oncehook config schema` prints a JSON Schema for editors. Unset source settings come from the preset.
 
 Where an app is named (`serve app:inbox`, `worker app:inbox`, `config check app:inbox`, `doctor app:inbox`, `--app`),
 file and app are one inbox: sources, destinations and routes of both, and a route of one may lead to a destination of
@@ -47,7 +50,7 @@ beside it. Where something else runs the app (uvicorn, gunicorn, Django), no fil
 
 What was changed counts from the next start on, or from SIGHUP: then the file is checked, and if it is good `serve` and
 `worker` stop as for SIGTERM and begin anew under the same process number. Meanwhile senders are refused, and try again.
-If it is not good, the log says why and everything goes on as it was. On a terminal SIGHUP ends them.
+If it is not good, the log says why and everything goes on as it was. On a terminal, SIGHUP (closing it) stops them.
 
 This page is written by `oncehook config reference`.
 """
@@ -95,6 +98,11 @@ def _default(field: Field) -> str:
 
 # -- for editors -------------------------------------------------------------------------------
 
+_WITH_SHORT_FORM = (
+    tables.RetrySettings, tables.RetentionConfig, tables.BodiesConfig, tables.ObjectsConfig, tables.MediaSettings,
+)  # fmt: skip
+"""Tables instead of which a word may stand, to which only that form refers."""
+
 
 def schema() -> dict[str, Any]:
     defs = {kind.__name__: _table_schema(kind) for kind in _tables(tables.Config)}
@@ -103,7 +111,7 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **top,
         "title": "oncehook.toml",
-        "$defs": defs | {kind.__name__: _table_schema(kind) for kind in (tables.RetrySettings, tables.RetentionConfig)},
+        "$defs": defs | {kind.__name__: _table_schema(kind) for kind in _WITH_SHORT_FORM},
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -37,12 +37,12 @@ class SettingsOrigin:
     def __init__(
         self, tree: Mapping[str, Any], lines: Mapping[SettingPath, int], file: Path | None, label: str, base: Path
     ) -> None:
-        self.tree = copy.deepcopy(dict(tree))
+        spread, self._lines = _spread_routes(tree, lines)
+        self.tree = copy.deepcopy(spread)
         self.file = file
         self.label = label
         self.base = base
         """The folder that `{ file = … }` is relative to."""
-        self._lines = lines
         self._over: dict[SettingPath, str] = {}
 
     def override(self, path: SettingPath, value: object, label: str) -> None:
@@ -130,9 +130,58 @@ def _parse(text: str, label: str) -> dict[str, Any]:
         reason, _, spot = str(error).partition(" (at line ")
         line = spot.partition(",")[0]
         place = f"{label}:{line}" if line.isdigit() else label
-        raise ConfigError(f"{place}: not valid TOML: {reason[:1].lower()}{reason[1:]}") from None
+        sentence = f"{place}: not valid TOML: {reason[:1].lower()}{reason[1:]}"
+        raise ConfigError(sentence, hint=_show_line(text, int(line)) if line.isdigit() else "") from None
     except RecursionError:
         raise ConfigError(f"{label}: not valid TOML: nested too deeply") from None
+
+
+_ASSIGNED: Final = re.compile(r"\s*([\w-]+)\s*=")
+_HEADER: Final = re.compile(r"\[[\w\s.\[\]-]*")
+_MAY_HOLD_SECRETS: Final = frozenset({"store", "url", "public_url", "path", "headers", "verify"})
+
+
+def _show_line(text: str, number: int) -> str:
+    """Return a line that is no TOML; nothing where it may hold a secret, or a part of one."""
+    line = "".join(char if char.isprintable() else " " for char in text.split("\n")[number - 1]).strip()
+    if _HEADER.fullmatch(line):
+        return f"The line: {line}"
+    from oncehook.settings.tables import Config
+
+    assigned = _ASSIGNED.match(line)
+    is_plain = assigned is not None and assigned[1] in set(_plain_names(Config)) - _MAY_HOLD_SECRETS
+    return f"The line: {line}" if is_plain else ""
+
+
+def _plain_names(kind: type) -> Iterator[str]:
+    """Yield the names of all settings that are no secrets."""
+    from oncehook.settings.read import fields_of
+
+    for name, field in fields_of(kind).items():
+        if field.table is not None:
+            yield from _plain_names(field.table)
+        elif field.form is not None and not field.form.is_secret:
+            yield name
+
+
+def _spread_routes(
+    tree: Mapping[str, Any], lines: Mapping[SettingPath, int]
+) -> tuple[dict[str, Any], dict[SettingPath, int]]:
+    """Make of a route that comes from several sources one for each, on the same lines."""
+    written = tree.get("route")
+    if not isinstance(written, list):
+        return dict(tree), dict(lines)
+    spread: list[tuple[int, Any]] = []
+    for number, route in enumerate(written):
+        sources = route.get("from") if isinstance(route, dict) else None
+        if isinstance(sources, list) and sources:
+            spread += [(number, {**route, "from": source}) for source in sources]
+        else:
+            spread.append((number, route))
+    moved = {path: line for path, line in lines.items() if path[:1] != ("route",) or len(path) == 1}
+    for new, (old, _) in enumerate(spread):
+        moved |= {("route", new, *path[2:]): line for path, line in lines.items() if path[:2] == ("route", old)}
+    return {**tree, "route": [route for _, route in spread]}, moved
 
 
 def parse_variable(text: str) -> object:

@@ -45,6 +45,8 @@ class Problem(msgspec.Struct, frozen=True):
     line: int
     place: str
     sentence: str
+    setting: str = ""
+    """Its name within its table."""
 
     def __str__(self) -> str:
         text = f"{self.place}: {self.sentence}" if self.place else self.sentence
@@ -55,7 +57,9 @@ class Problem(msgspec.Struct, frozen=True):
 def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
     """Raise ConfigError with all problems, in the order of the file, if there are any."""
     if problems:
-        raise ConfigError("\n".join(map(str, sorted(problems, key=lambda one: one.line))), hint=hint)
+        sum_ = f"{len(problems)} mistakes." if len(problems) > 1 else ""
+        lines = map(str, sorted(problems, key=lambda one: one.line))
+        raise ConfigError("\n".join(lines), hint=f"{sum_} {hint}".strip())
 
 
 # -- what a table declares ---------------------------------------------------------------------
@@ -170,7 +174,7 @@ class SettingsReader:
         self.problems.append(self.problem(path, sentence))
 
     def problem(self, path: SettingPath, sentence: str) -> Problem:
-        return Problem(self.origin.line(path), self.origin.place(path), sentence)
+        return Problem(self.origin.line(path), self.origin.place(path), sentence, ".".join(map(str, path[2:])))
 
     def has_failed(self, path: SettingPath) -> bool:
         """Tell whether this setting was given and is wrong, so that it must not be reported as missing."""
@@ -303,6 +307,11 @@ def _of_program(fields: Mapping[str, Field], value: object) -> object:
     return written
 
 
+def program_reader(*, is_program: bool = True) -> SettingsReader:
+    """Return a reader for settings that are in no file."""
+    return SettingsReader(SettingsOrigin({}, {}, None, "", Path()), Environment(os.environ), is_program=is_program)
+
+
 def read_program(
     kind: type,
     path: SettingPath,
@@ -315,7 +324,7 @@ def read_program(
 
     `is_program=False` allows only what a file could contain.
     """
-    reader = SettingsReader(SettingsOrigin({}, {}, None, "", Path()), Environment(os.environ), is_program=is_program)
+    reader = program_reader(is_program=is_program)
     read = reader.read(kind, given, path)
     if check is not None and read is not None:
         check(str(path[-1]), read, reader)

@@ -55,6 +55,41 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
 # -- the way in --------------------------------------------------------------------------------
 
 
+class MediaSettings(TypedDict, total=False):
+    """Files that messages refer to (WhatsApp), which are fetched and kept where `bodies` are."""
+
+    token: Annotated[
+        SecretValue,
+        values.SECRET,
+        "The token or key of the provider's API; that of a WhatsApp destination of the same API, unless said.",
+    ]
+    url: Annotated[str, values.URL, "Where the provider's API is (Evolution API, WAHA); Meta's own, unless said."]
+    max_size: Annotated[str | int, values.SIZE, "The largest file that is kept.", Default(100 << 20)]
+    types: Annotated[
+        Texts,
+        values.TEXTS,
+        "Patterns of the media types that are kept.",
+        Default(("image/*", "audio/*", "video/*", "application/*", "text/*")),
+    ]
+    allow_private: Annotated[
+        bool | Networks, values.PRIVATE, "Whether, or in which networks, the API may be private.", Default(False)
+    ]
+
+
+def _read_media(value: object, place: Spot) -> Settings:
+    if not isinstance(value, Mapping) and value != "keep":
+        raise ConfigError('must be "keep", or a table such as { token = { env = "META_TOKEN" } }')
+    read: Settings = place.table(MediaSettings, value if isinstance(value, Mapping) else {})
+    return read
+
+
+_MEDIA: Final = Form(
+    _read_media,
+    {"anyOf": [{"enum": ["keep"]}, {"$ref": "#/$defs/MediaSettings"}]},
+    lambda media: show_table(MediaSettings, media),
+)
+
+
 class SourceSettings(TypedDict, total=False):
     """A named place hooks come from."""
 
@@ -74,6 +109,11 @@ class SourceSettings(TypedDict, total=False):
     public_url: Annotated[str, values.URL, "The whole URL registered with the provider, query included."]
     tolerance: Annotated[Duration, values.TOLERANCE, 'How old a signature may be, or "off".']
     path: Annotated[str, values.PATH, "An unguessable last part of the address, instead of the name."]
+    account: Annotated[
+        "Spec",
+        values.ACCOUNT,
+        'Whose an event is: "address" (/in/{source}/{account}), a place that holds an id or alias, or one id.',
+    ]
     key: Annotated["Spec", values.KEY, "What makes two arrivals the same event: places, the first that is there."]
     on_missing_key: Annotated[MissingKey, values.MISSING_KEY, "What to do with an arrival that has no key."]
     on_conflict: Annotated[
@@ -95,6 +135,11 @@ class SourceSettings(TypedDict, total=False):
     keep_events: Annotated[Duration, values.DURATION, "How long finished events are kept."]
     revive_dead: Annotated[bool, "Whether a copy of a dead event brings it back."]
     ip_allow: Annotated[Networks, values.NETWORKS, "Networks that may send at all.", Default(())]
+    media: Annotated[
+        Literal["keep"] | MediaSettings,
+        _MEDIA,
+        '"keep": fetch the files that messages refer to before they expire there, and keep them.',
+    ]
 
 
 class SourceArguments(SourceSettings, total=False):
@@ -177,7 +222,12 @@ _RETRY: Final = Form(
 
 class _UrlSettings(TypedDict, total=False):
     url: Annotated[
-        str | Mapping[str, str], values.ADDRESS, "The address to send to; a reference where it is a secret (Slack's)."
+        str | Mapping[str, str],
+        values.ADDRESS,
+        "The address to send to; a reference where it is a secret (Slack's), or a place in the event that names it.",
+    ]
+    allow_hosts: Annotated[
+        Texts, values.ALLOW_HOSTS, "With an address from the event: the hosts that it may name.", Default(())
     ]
     path: Annotated[
         SecretValue, values.SECRET, "How the address goes on, where only that is a secret: appended to url."
@@ -209,11 +259,28 @@ class TermSettings(TypedDict, total=False):
         Collection[int], values.STATUSES, "Statuses to try again that are permanent elsewhere.", Default(())
     ]
     permanent: Annotated[Collection[int], values.STATUSES, "Statuses that make a dead letter at once.", Default(())]
-    rate: Annotated[str, values.RATE, "How many attempts to begin, per worker process."]
+    rate: Annotated[str, values.RATE, "How many attempts to begin, over all workers."]
     concurrency: Annotated[
-        int, values.whole(1, 10_000), "How many attempts at once, per worker process.", Default(_TERMS.concurrency)
+        int,
+        values.whole(1, 10_000),
+        f"How many attempts at once, over all workers (unless set: {_TERMS.concurrency} in each worker process).",
+    ]
+    fair: Annotated[
+        "Spec",
+        values.RULE,
+        "Where the value stands over which work goes in rounds, as in $.account: none holds up the others.",
     ]
     breaker: Annotated[BreakerSettings | Breaker, BreakerSettings, Default({})]
+    account: Annotated[str | int, values.ACCOUNT_ID, "The account that it belongs to: it gets no other one's events."]
+    subscribe: Annotated[
+        str | Sequence[str | Mapping[str, object]],
+        values.SUBSCRIBE,
+        "Types of emitted events that it gets without a route: of its account, or of all where it has none.",
+        Default(()),
+    ]
+    disable_after: Annotated[
+        Duration, values.DURATION, "How long it may fail without a success before it is paused (default: forever)."
+    ]
     lease: Annotated[Duration, values.DURATION, "How long a worker's silence is borne.", Default(_TERMS.lease)]
 
 
@@ -250,10 +317,15 @@ class RouteSettings(TypedDict, total=False):
     ]
     latest_wins: Annotated[bool, "Leave out what was overtaken by a higher rank.", Default(False)]
     on_dead: Annotated[Literal["continue", "hold"], "What a dead letter does to its successors.", Default("continue")]
+    priority: Annotated[
+        Literal["high", "normal", "low"],
+        "What its destination gets first; lower ones get a part, too.",
+        Default("normal"),
+    ]
 
 
 class _RouteEnds(TypedDict):
-    from_: Annotated[str, values.TEXT, "The source."]
+    from_: Annotated[str, values.SOURCE_NAMES, "The source, or a list of several."]
     to: Annotated[str, values.TEXT, "The destination."]
 
 
@@ -279,6 +351,9 @@ class TokenConfig(_Table, frozen=True, kw_only=True):
     )
     sources: Annotated[
         tuple[str, ...] | None, values.NAMES, "The sources that it sees and acts on (default: all of them)."
+    ] = None
+    accounts: Annotated[
+        tuple[str, ...] | None, values.NAMES, "The accounts that it sees and acts on (default: all of them)."
     ] = None
     payloads: Annotated[bool, "Whether it sees bodies, header values, previews and answers."] = True
 
@@ -315,6 +390,17 @@ class OidcConfig(_Table, frozen=True, kw_only=True):
     ] = False
 
 
+class PortalConfig(_Table, frozen=True, kw_only=True):
+    """The page for customers, at `/portal`: the dashboard narrowed to one account."""
+
+    url: Annotated[
+        str | None, values.SITE, "Where customers find this server; links begin with it. Its own address, unless said."
+    ] = None
+    frame_ancestors: Annotated[
+        tuple[str, ...], values.ORIGINS, "Sites whose pages may show the portal in a frame, by name."
+    ] = ()
+
+
 class ServerConfig(_Table, frozen=True, kw_only=True):
     """Where and to whom oncehook answers."""
 
@@ -323,6 +409,7 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     admin_token: Annotated[Secret | None, values.SECRET, "Bearer for the API, password for the dashboard."] = None
     tokens: list[TokenConfig] = []
     oidc: OidcConfig | None = None
+    portal: PortalConfig | None = None
     trusted_proxies: Annotated[
         tuple[Network, ...], values.PROXIES, "Whose X-Forwarded headers are believed; they end TLS."
     ] = ()
@@ -366,6 +453,36 @@ class EncryptConfig(_Table, frozen=True, kw_only=True):
     decrypt_only: Annotated[bool, "Keep what is new as it comes; what is encrypted stays readable."] = False
 
 
+class ObjectsConfig(_Table, frozen=True, kw_only=True):
+    """A bucket or a folder. A bucket needs `oncehook[objects]`."""
+
+    url: Annotated[str, values.OBJECTS, "`s3://bucket/prefix`, `gs://…`, `az://…`, or a folder."]
+    endpoint: Annotated[str | None, values.URL, "The address of an S3 that is not AWS (R2, MinIO)."] = None
+    region: Annotated[str | None, values.TEXT, "The region of the bucket."] = None
+    access_key: Annotated[
+        Secret | None, values.SECRET, "The key's name; the environment's, unless said (AWS_ACCESS_KEY_ID …)."
+    ] = None
+    secret_key: Annotated[Secret | None, values.SECRET, "The key."] = None
+    allow_private: Annotated[
+        bool | tuple[Network, ...], values.PRIVATE, "Whether, or in which networks, the endpoint may be private."
+    ] = False
+
+
+class BodiesConfig(ObjectsConfig, frozen=True, kw_only=True):
+    """A bucket or a folder for large bodies. A bucket needs `oncehook[objects]`."""
+
+    above: Annotated[int, values.SIZE, "The size above which a body is large."] = 256 << 10
+
+
+def _objects(kind: type) -> Form:
+    """Return the form of a table whose url may be said alone."""
+    return Form(
+        lambda value, place: place.table(kind, value if isinstance(value, Mapping) else {"url": value}),
+        {"anyOf": [values.OBJECTS.schema, {"$ref": f"#/$defs/{kind.__name__}"}]},
+        lambda objects: show_table(kind, objects),
+    )
+
+
 class WatermarkConfig(_Table, frozen=True, kw_only=True):
     """Levels that raise an alert."""
 
@@ -388,6 +505,15 @@ class Config(_Table, frozen=True, kw_only=True):
         RetentionConfig()
     )
     encrypt: EncryptConfig | None = None
+    bodies: Annotated[
+        BodiesConfig | None,
+        _objects(BodiesConfig),
+        "Where large bodies and media are kept (SQLite: a folder beside the file, unless said; PostgreSQL: in the "
+        "database).",
+    ] = None
+    archive: Annotated[
+        ObjectsConfig | None, _objects(ObjectsConfig), "Where events are written before they are pruned."
+    ] = None
     watermark: WatermarkConfig = WatermarkConfig()
     server: ServerConfig = ServerConfig()
     source: Annotated[dict[str, Settings], SourceSettings] = {}

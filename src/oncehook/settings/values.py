@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from oncehook import human, model
+from oncehook.destinations.base import Subscription
+from oncehook.destinations.event_address import check_event_address, is_event_address
 from oncehook.errors import ConfigError
+from oncehook.http_client.hosts import AllowedHosts
 from oncehook.http_client.urls import is_address, read_url, shown_url
 from oncehook.human import nearest, suggest_clause
 from oncehook.payload import BodyHash, Redaction
@@ -128,6 +131,10 @@ def _moment(value: object, place: Spot) -> datetime:
     return read.astimezone(UTC)
 
 
+SOURCE_NAMES: Final = Form(
+    lambda value, place: _text(value),  # several are spread over routes of their own before they are read
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
+)
 NAMES: Final = Form(
     _names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}, list
 )
@@ -222,7 +229,7 @@ COUNTRY: Final = Form(_country, {"type": ["string", "integer"], "examples": ["55
 
 # -- secrets and headers -----------------------------------------------------------------------
 
-_TELLING: Final = re.compile(r"authorization|cookie|token|secret|api-?key|password|credential", re.IGNORECASE)
+TELLING: Final = re.compile(r"authorization|cookie|token|secret|api-?key|password|credential", re.IGNORECASE)
 
 
 def _secrets(value: object, place: Spot) -> tuple[Secret, ...]:
@@ -255,7 +262,7 @@ def _header(name: str, value: object, place: Spot) -> str | Secret:
     if not isinstance(value, str):
         return place.secret(value)
     # The message does not repeat the value, which may be the secret.
-    if _TELLING.search(name) and not place.is_program:
+    if TELLING.search(name) and not place.is_program:
         raise ConfigError(f'"{name}" carries a secret, which is written as a reference: {REFERENCE_FORMS}')
     return read_header_value(name, value)
 
@@ -371,13 +378,28 @@ def _check_url(parts: SplitResult | None) -> None:
 
 
 def _address(value: object, place: Spot) -> str | Secret:
-    """Read the address of a destination: a URL, possibly international, or a reference to one."""
+    """Read the address of a destination: a URL, possibly international, a reference to one, or a place in events."""
     if not isinstance(value, str):
         return place.secret(value)
     text = _text(value)
+    check_event_address(text)
+    if is_event_address(text):
+        return text
     _check_url(_split_url(text))
     read_url(text)
     return text
+
+
+def _show_address(address: str | Secret) -> object:
+    if isinstance(address, Secret):
+        return show_secret(address)
+    return address if is_event_address(address) else shown_url(address)
+
+
+def _allow_hosts(value: object, place: Spot) -> tuple[str, ...]:
+    hosts = _names(value, place)
+    AllowedHosts(hosts)
+    return hosts
 
 
 def _split_url(text: str) -> SplitResult | None:
@@ -440,6 +462,17 @@ def _show_networks(value: bool | Sequence[Network]) -> object:
     return value if isinstance(value, bool) else [str(network) for network in value]
 
 
+def _objects(value: object, place: Spot) -> str:
+    text = _text(value)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return str(place.file(text))
+    if scheme not in ("s3", "gs", "az") or not rest.strip("/") or "@" in rest or "?" in rest:
+        raise ConfigError('must be a bucket and a prefix, or a folder; write for example "s3://bucket/oncehook"')
+    return text.rstrip("/")
+
+
+OBJECTS: Final = Form(_objects, {"type": "string", "examples": ["s3://bucket/oncehook", "./oncehook-bodies"]})
 STORE: Final = Form(_store, {"type": "string", "examples": ["sqlite:./oncehook.db"]}, hide_password)
 NETWORKS: Final = Form(_networks, TEXTS.schema, _show_networks)
 PROXIES: Final = Form(_proxies, TEXTS.schema, _show_networks)
@@ -452,10 +485,11 @@ URL: Final = Form(_url, {"type": "string", "format": "uri", "pattern": "^https?:
 SITE: Final = Form(_site, URL.schema)
 ADDRESS: Final = Form(
     _address,
-    {"anyOf": [URL.schema, _REFERENCE]},
-    lambda address: show_secret(address) if isinstance(address, Secret) else shown_url(address),
+    {"anyOf": [URL.schema, {"type": "string", "pattern": r"^\{.+\}$"}, _REFERENCE]},
+    _show_address,
     is_secret=True,
 )
+ALLOW_HOSTS: Final = Form(_allow_hosts, {**NAMES.schema, "examples": [["hooks.example.org", "*.example.net"]]}, list)
 CERTIFICATES: Final = Form(_certificates, {"type": "string", "minLength": 1}, str)
 HOST: Final = Form(_host, {"type": "string"})
 BIND: Final = Form(_bind, {"type": "string", "examples": ["127.0.0.1:4021"]})
@@ -497,6 +531,20 @@ ROLES: Final = Form(
     | {"minProperties": 1},
     lambda roles: {role: list(values) for role, values in roles.items()},
 )
+_ORIGIN: Final = re.compile(r"https?://(?:\*\.)?(?:[A-Za-z0-9-]+\.)*[A-Za-z0-9-]+(?::[0-9]{1,5})?")
+
+
+def check_origins(value: object) -> tuple[str, ...]:
+    """Return sites as browsers name them. Raises ConfigError for what is none."""
+    origins = tuple(origin.lower() for origin in _texts(value))
+    for origin in origins:
+        # They become part of a header, in which other characters would mean something else.
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f'{origin!r} is not a site; write for example "https://app.example.org"')
+    return origins
+
+
+ORIGINS: Final = Form(lambda value, place: check_origins(value), TEXTS.schema, list)
 SCOPES: Final = Form(_scopes, TEXTS.schema, list)
 DOMAINS: Final = Form(_domains, TEXTS.schema, list)
 
@@ -575,6 +623,9 @@ def _when(value: object, place: Spot) -> dict[str, str | list[str]]:
     if not isinstance(value, Mapping):
         raise ConfigError('must be a table; write for example { type = "message.*" }')
     when = {place: _read_wanted(wanted) for place, wanted in value.items()}
+    for name in when.keys() - {"type"}:
+        if near := nearest(name, ("type",)):
+            raise ConfigError(f'has no "{name}"; did you mean "{near}"?')
     compile_when(when)
     return when
 
@@ -594,11 +645,65 @@ def _coalesce(value: object, place: Spot) -> bool | str:
     raise ConfigError('must be true, false or "any"' + (f'; did you mean "{near}"?' if near else ""))
 
 
+def _account_id(value: object, place: Spot) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ConfigError('must be the id of an account; write for example "42"')
+    return model.check_account_id(value)
+
+
+_OF_SUBSCRIPTION: Final = ("type", "from", "when")
+
+
+def _subscribe(value: object, place: Spot) -> tuple[Subscription, ...]:
+    listed = value if isinstance(value, list | tuple) else [value]
+    return tuple(_subscription(one, place) for one in listed)
+
+
+def _subscription(value: object, place: Spot) -> Subscription:
+    if isinstance(value, Subscription):
+        return value
+    if isinstance(value, str) and value:
+        return Subscription(value)
+    if not isinstance(value, Mapping):
+        raise ConfigError('must be types; write for example ["message_created", "conversation.*"]')
+    for key in value:
+        if key not in _OF_SUBSCRIPTION:
+            raise ConfigError(f'has no "{key}"; a subscription has {", ".join(_OF_SUBSCRIPTION)}')
+    source = value.get("from")
+    if source is not None and (not isinstance(source, str) or not source):
+        raise ConfigError('from must be the name of a source; write for example { type = "message.*", from = "app" }')
+    return Subscription(_text(value.get("type", "*")), source, _when(value.get("when", {}), place))
+
+
+def _show_subscription(one: Subscription) -> object:
+    if one.source is None and not one.when:
+        return one.type
+    shown = {"type": one.type, "from": one.source, "when": dict(one.when)}
+    return {key: value for key, value in shown.items() if value}
+
+
+def _names_account(text: str) -> bool:
+    return text == model.ADDRESS or model.is_account_id(text)
+
+
 _RULE: Final = {"anyOf": [{"type": "string"}, {"type": "array"}], "examples": ["$.id", ["header:X-Request-Id", "$.id"]]}
 
 KEY: Final = Form(lambda value, place: value if value == "none" else _rule(value, place), _RULE)
 PRESET: Final = Form(_preset, {"type": "string", "examples": ["stripe", "whatsapp-cloud"]})
 RULE: Final = Form(_rule, _RULE)
+ACCOUNT: Final = Form(
+    lambda value, place: value if isinstance(value, str) and _names_account(value) else _rule(value, place),
+    {**_RULE, "examples": [model.ADDRESS, "$.shop_id", "42"]},
+)
+ACCOUNT_ID: Final = Form(_account_id, {"type": "string", "examples": ["42"]})
+SUBSCRIBE: Final = Form(
+    _subscribe,
+    {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}],
+        "examples": [["message_created", "conversation.*"]],
+    },
+    lambda subscribed: [_show_subscription(one) for one in subscribed],
+)
 RANK: Final = Form(_rank, {"anyOf": [_RULE, {"type": "object", "required": ["of", "order"]}]})
 VOLATILE: Final = _paths(BodyHash)
 REDACT: Final = _paths(Redaction)

@@ -59,6 +59,15 @@ class Scheme(Protocol):
         """Headers, by name, that the check authenticates."""
         return NONE
 
+    @property
+    def needed_headers(self) -> tuple[str, ...]:
+        """Headers without which no arrival is genuine."""
+        return ()
+
+    def signed_at(self, arrival: Arrival) -> float | None:
+        """Return the time of signing that an arrival claims, in seconds since 1970; None where it claims none."""
+        return None
+
     def shows(self, arrival: Arrival) -> bool:
         """Tell whether the arrival has a signature of this kind, right or wrong. `Either` uses this to choose."""
         return True
@@ -117,8 +126,12 @@ def check_moment(value: int, unit: str, tolerance: float) -> None:
     """Refuse a timestamp too far from now, in this unit. A tolerance of inf accepts all."""
     if not 0 <= value < 10**16:
         raise SignatureInvalid("malformed")
+    check_age(in_seconds(value, unit), tolerance)
+
+
+def in_seconds(value: int, unit: str) -> float:
     # 10^11 seconds is the year 5138, so a larger number is in milliseconds
-    check_age(value / 1000 if unit == "milliseconds" or (unit == "auto" and value >= 10**11) else value, tolerance)
+    return value / 1000 if unit == "milliseconds" or (unit == "auto" and value >= 10**11) else value
 
 
 def stamp(at: float, unit: str) -> bytes:
@@ -228,6 +241,23 @@ class Signature(Scheme, ABC):
         place, name = self._timestamp_place
         names = {text.removeprefix("header:") for text in shared if text.startswith("header:")}
         return frozenset(text.lower().encode() for text in names | ({name} if place == "header" else set()))
+
+    @property
+    def needed_headers(self) -> tuple[str, ...]:
+        place, name = self._timestamp_place
+        return (self.header, name) if place == "header" else (self.header,)
+
+    def signed_at(self, arrival: Arrival) -> float | None:
+        place, name = self._timestamp_place
+        try:
+            if place == "body":
+                value = readers.body_field(name, int)(arrival.body)
+            else:
+                signature = readers.header(self.header)(arrival) or b""
+                value = digits(self._timestamp_reader()(arrival, signature)) if place else None
+        except SignatureInvalid:
+            return None
+        return None if value is None else in_seconds(value, self.unit)
 
     def shows(self, arrival: Arrival) -> bool:
         return readers.shows_header(self.header)(arrival)
@@ -377,6 +407,10 @@ class _Digest(Signature):
         return matches
 
 
+_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hmac(_Digest):
     """An HMAC of a message, in a header: most senders, and most schemes of one's own."""
@@ -386,8 +420,8 @@ class Hmac(_Digest):
         # and both are cheaper than to look up the algorithm and to take in the key each time.
         block = hashlib.new(self.algorithm).block_size
         key = (hashlib.new(self.algorithm, key).digest() if len(key) > block else key).ljust(block, b"\0")
-        inner = hashlib.new(self.algorithm, bytes(byte ^ 0x36 for byte in key))
-        outer = hashlib.new(self.algorithm, bytes(byte ^ 0x5C for byte in key))
+        inner = hashlib.new(self.algorithm, key.translate(_INNER))
+        outer = hashlib.new(self.algorithm, key.translate(_OUTER))
 
         def digest(message: bytes) -> bytes:
             within, around = inner.copy(), outer.copy()

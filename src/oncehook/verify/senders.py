@@ -176,6 +176,12 @@ class Mailgun(Scheme):
         timestamp, token, _ = _triple_of(arrival)
         return timestamp + token
 
+    def signed_at(self, arrival: Arrival) -> float | None:
+        try:
+            return float(digits(_triple_of(arrival)[0]))
+        except SignatureInvalid:
+            return None
+
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         timestamp, token = str(int(at)), clock.random_bytes(25).hex()
         signature = hmac.digest(secret, (timestamp + token).encode(), "sha256").hex()

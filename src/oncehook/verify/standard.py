@@ -56,6 +56,16 @@ class StandardWebhooks(Scheme):
     def signed_headers(self) -> frozenset[bytes]:
         return frozenset({f"{self.prefix}-id".lower().encode(), f"{self.prefix}-timestamp".lower().encode()})
 
+    @property
+    def needed_headers(self) -> tuple[str, ...]:
+        return f"{self.prefix}-id", f"{self.prefix}-timestamp", f"{self.prefix}-signature"
+
+    def signed_at(self, arrival: Arrival) -> float | None:
+        try:
+            return float(digits(readers.header(f"{self.prefix}-timestamp")(arrival) or b""))
+        except SignatureInvalid:
+            return None
+
     def shows(self, arrival: Arrival) -> bool:
         return readers.shows_header(f"{self.prefix}-signature")(arrival)
 

@@ -18,7 +18,7 @@ from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.outcomes import SendFailed, Sent
 
 if TYPE_CHECKING:
-    from oncehook.whatsapp.sender import Sender
+    from oncehook.whatsapp.sender import Credential, Sender
 
 
 def read_subject(message: Message, country: str | None = None) -> str | None:
@@ -68,6 +68,11 @@ class SenderDestination:
         self.unsure = unsure
         self.address = f"{sender.api} {sender.address}"
         self.crash_tolerance = 0 if unsure == "dead" else CRASH_TOLERANCE
+
+    @property
+    def media_access(self) -> tuple[str, Credential, str]:
+        """API, key and address with which files of the same account can be fetched."""
+        return self.sender.api, self.sender.credential, self.sender.base_url
 
     async def open(self) -> None:
         await self.sender.open()

@@ -543,6 +543,11 @@ class Sender(ABC):
     def _credentials(self) -> Sequence[Credential]:
         return (self._key,)
 
+    @property
+    def credential(self) -> Credential:
+        """What authenticates its calls."""
+        return self._key
+
     # -- what differs from API to API ----------------------------------------------------------
 
     @abstractmethod

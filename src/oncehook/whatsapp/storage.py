@@ -21,7 +21,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 from oncehook.categories import FailureRules
-from oncehook.errors import ConfigError, OncehookError
+from oncehook.errors import ConfigError, ExtraMissing, OncehookError
 from oncehook.human import seconds
 from oncehook.model import Category
 from oncehook.secret import Environment, Secret
@@ -190,6 +190,11 @@ class S3Files:
         """
         if not isinstance(content, files.OutgoingFile):
             content = await self.prepare(content, filename=filename, kind=kind)
+        from oncehook.http_client import client  # loaded with the first upload only
+
+        host = urlsplit(self._endpoint or "").hostname or "AWS"
+        if client.gate is not None and (why := client.gate(host)) is not None:
+            raise StorageFailed(f'bucket "{self._bucket}" at {host} is not called: {why}.', transient=False)
         return await self._run(self._store, content)
 
     def _store(self, file: files.OutgoingFile) -> StoredFile:
@@ -276,9 +281,7 @@ class S3Files:
         try:
             library, config = import_module("botocore.session"), import_module("botocore.config")
         except ImportError:
-            raise ConfigError(
-                "Sending files needs boto3, which is not installed.", hint="Run: pip install 'oncehook[s3]'"
-            ) from None
+            raise ExtraMissing("Storage for files", "s3") from None
         settings = config.Config(
             signature_version="s3v4",
             # explicit, because by default the library signs links for AWS's old address without region
