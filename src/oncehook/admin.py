@@ -8,41 +8,54 @@ viewer's sources (S32), hides payloads where the viewer may not see them (S33), 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timedelta
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeGuard
 
 from msgspec.structs import asdict, replace
 
 from oncehook import __version__, clock, human, query, reports, samples, upkeep
-from oncehook.destinations.base import Destination, TestableDestination
+from oncehook.bodies import Bodies
+from oncehook.define import Define, NounName
+from oncehook.definitions import Definitions
+from oncehook.destinations.base import Destination, Result, Terms, TestableDestination
+from oncehook.destinations.handler import HandlerDestination, place_of
 from oncehook.errors import (
     BadRequest,
+    BodyMissing,
+    ConfigError,
     Forbidden,
     NotFound,
     NotReplayable,
     NotWaiting,
+    ObjectsUnavailable,
     PayloadsHidden,
     ReplayTooSoon,
     StoreError,
+    StoreUnavailable,
     TestedTooSoon,
     Undecryptable,
 )
 from oncehook.ingest import Receiver
 from oncehook.logs import ration
+from oncehook.media import ERASED_AFTER, read_media, sweep_media
 from oncehook.model import (
     ERASED,
+    EVERYTHING,
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
     ArrivalId,
     Audited,
     Cause,
+    ChartMark,
+    Check,
     DeliveryId,
     DeliveryPreview,
     DeliveryStatus,
@@ -52,38 +65,50 @@ from oncehook.model import (
     EventId,
     Figures,
     Filter,
+    Lease,
     Level,
     ListedEvent,
+    Noun,
     Outcome,
     Page,
     PlanSnapshot,
     Rejection,
     ReplayCommand,
     ReplayId,
+    ReplayItem,
     ReplayState,
+    Scope,
     StoredArrival,
     StoredAttempt,
+    StoredDefinition,
     StoredDelivery,
     StoredEvent,
+    StoredMedia,
     StoredReplay,
     StoredWorker,
+    Total,
     key_hash,
     new_id,
-    subject_hash,
 )
+from oncehook.portal import LINK_SECONDS
+from oncehook.rejections import diagnose
 from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, some_id, some_ids, with_end
 from oncehook.reports import (
+    Health,
     PerDay,
     RunningReceiver,
     ShownArrival,
     ShownDestination,
     ShownEvent,
+    ShownRejection,
     ShownRequest,
+    ShownRoute,
     ShownSource,
     Stats,
     System,
     request_of,
     show_destination,
+    show_route,
     show_source,
     without_values,
 )
@@ -91,8 +116,11 @@ from oncehook.retry import Policy
 from oncehook.routes import Route
 from oncehook.rules import bound_text
 from oncehook.samples import Sampled, Tested
+from oncehook.settings import Loaded, stored
+from oncehook.settings.stored import Vault
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS, Store
+from oncehook.store.cipher import Reference
 from oncehook.upkeep import Limits, Watermark
 
 log = logging.getLogger("oncehook.audit")
@@ -105,9 +133,15 @@ SAME_VIEW: Final = 3600.0
 MOST_VIEWS: Final = 10_000
 LONGEST_TARGET: Final = 300
 LONGEST_REASON: Final = 1000
+LONGEST_MARK: Final = 60
 LONGEST_SUBJECT: Final = 10_000
 ERASED_AT_ONCE: Final = 100
+DIAGNOSED: Final = 20
+"""Rejections of one page for which secrets are tried."""
+MOST_STORED: Final = 200
+"""Stored destinations of a viewer's accounts that are counted."""
 DAY: Final = timedelta(hours=24)
+Flows = Mapping[str, Sequence[tuple[datetime, int]]]
 ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.done)
 
 
@@ -118,9 +152,22 @@ class AdminHost(Protocol):
     destinations: dict[str, Destination]
     routes: list[Route]
     limits: Limits
+    settings: Loaded | None
+
+    @property
+    def definitions(self) -> Definitions: ...
 
     @property
     def store(self) -> Store: ...
+
+    @property
+    def bodies(self) -> Bodies: ...
+
+    @property
+    def vault(self) -> Vault: ...
+
+    @property
+    def define(self) -> Define: ...
 
     @property
     def receiver(self) -> Receiver: ...
@@ -130,7 +177,11 @@ class AdminHost(Protocol):
 
     def nudge(self) -> None: ...
 
+    def kept_for(self) -> Mapping[str, float]: ...
+
     async def write_counts(self) -> None: ...
+
+    def portal_link(self, account: str | int, *, name: str, expires: str | float) -> str: ...
 
 
 class AuditNotes:
@@ -182,8 +233,8 @@ class Admin:
         self._tested: dict[str, float] = {}
         self._signs: dict[str, bool] = {}
         self._viewer: str | None = None
-        self.scope: frozenset[str] | None = None
-        """The sources that this viewer sees and acts on; None: all."""
+        self.scope = EVERYTHING
+        """The sources and accounts that this viewer sees and acts on."""
         self.sees_payloads = True
         """Whether this viewer sees bodies, header values, previews and answers."""
         self.erased_at_most = 2000
@@ -198,45 +249,98 @@ class Admin:
     @property
     def _sources(self) -> Mapping[str, Source]:
         known = self._inbox.sources
-        return known if self.scope is None else {name: one for name, one in known.items() if name in self.scope}
+        return known if not self.scope.is_limited else {n: one for n, one in known.items() if self._sees_source(one)}
+
+    def _sees_source(self, source: Source) -> bool:
+        """Tell whether a definition is shown: one of these sources, and an account's own or what has an address for
+        each account."""
+        if self.scope.accounts is not None and not source.has_accounts_by_address:
+            return self.scope.sees(source.name, source.account)
+        return self.scope.sources is None or source.name in self.scope.sources
 
     @property
     def _routes(self) -> Sequence[Route]:
         known = self._inbox.routes
-        return known if self.scope is None else [route for route in known if route.source in self.scope]
+        if not self.scope.is_limited:
+            return known
+        sources = self._sources
+        return [one for one in known if one.source in sources and self._owns_where_limited(one.destination)]
 
     @property
     def _destinations(self) -> Mapping[str, Destination]:
-        """Return the destinations of visible routes. A visible delivery may go to a destination that is not among
-        them."""
+        """Return the destinations of visible routes, and those of the viewer's accounts. A visible delivery may go to a
+        destination that is not among them."""
         known = self._inbox.destinations
-        if self.scope is None:
+        if not self.scope.is_limited:
             return known
+        if self.scope.accounts is not None:
+            return {name: one for name, one in known.items() if self._owns_where_limited(name)}
         reached = {route.destination for route in self._routes}
         return {name: one for name, one in known.items() if name in reached}
 
+    async def _find_owned(self, names: Collection[str]) -> set[str]:
+        """Return those of these destinations that are of the viewer's accounts; all of them where it is not limited to
+        some."""
+        if self.scope.accounts is None:
+            return set(names)
+        owned = {name for name in names if self._owns_where_limited(name)}
+        found = await self._store.find_definitions(Noun.destination, sorted(set(names) - owned))
+        return owned | {one.name for one in found if self._sees_stored(one)}
+
+    def _goes_to_seen(self, destination: str) -> bool:
+        """Tell whether this viewer sees deliveries to a destination."""
+        return self.scope.destinations is None or destination in self.scope.destinations
+
+    def _owns_where_limited(self, destination: str) -> bool:
+        """Tell whether a destination is one of the viewer's accounts', where the viewer is limited to some."""
+        if self.scope.accounts is None:
+            return True
+        known = self._inbox.destinations.get(destination)
+        return known is not None and known.terms.account is not None and known.terms.account in self.scope.accounts
+
     # -- who looks -----------------------------------------------------------------------------
 
-    def seen_by(self, viewer: str, scope: frozenset[str] | None = None, *, payloads: bool = True) -> Admin:
-        """Return an `Admin` limited to some sources, and perhaps without payloads."""
+    def seen_by(self, viewer: str, scope: Scope = EVERYTHING, *, payloads: bool = True) -> Admin:
+        """Return an `Admin` limited to some sources and accounts, and perhaps without payloads."""
         seen = copy(self)
         seen._viewer, seen.scope, seen.sees_payloads = viewer, scope, payloads
         return seen
 
-    def _sees(self, source: str) -> bool:
-        return self.scope is None or source in self.scope
+    def within_account(self, account: str) -> Admin:
+        """Return an `Admin` limited to one account, of those that this viewer sees."""
+        narrowed = copy(self)
+        narrowed.scope = self.scope.within(account)
+        return narrowed
+
+    async def within_own_destinations(self) -> Admin:
+        """Return an `Admin` of the same accounts, limited to deliveries to their own destinations.
+
+        What goes to destinations of the server's own is no customer's: its errors tell of the server, and a replay
+        would run its handlers again.
+        """
+        stored_ones = await self._stored("destination", None, MOST_STORED)
+        narrowed = copy(self)
+        narrowed.scope = dataclasses.replace(
+            self.scope, destinations=frozenset([*self._destinations, *(one.name for one in stored_ones)])
+        )
+        return narrowed
 
     def _within(self, filter: Filter) -> Filter:
-        if filter.body is not None and not self.sees_payloads:
+        if filter.reads_bodies and not self.sees_payloads:
             # A viewer who may ask whether a body contains a text can find out the body, question by question.
             raise PayloadsHidden("You may not search in bodies.")
-        if self.scope is None:
-            return filter
-        if filter.source is not None:
-            return filter if filter.source in self.scope else replace(filter, ids=())
-        if len(self.scope) == 1:
-            return replace(filter, source=next(iter(self.scope)))
-        return replace(filter, sources=sorted(self.scope))
+        sources, accounts = self.scope.sources, self.scope.accounts
+        changes: dict[str, Any] = {}
+        if sources is not None and filter.source is None:
+            changes |= {"source": min(sources)} if len(sources) == 1 else {"sources": sorted(sources)}
+        if accounts is not None and filter.account is None:
+            changes |= {"account": min(accounts)} if len(accounts) == 1 else {"accounts": sorted(accounts)}
+        if self.scope.destinations is not None:
+            changes |= {"destinations": sorted(self.scope.destinations)}
+        is_foreign = (sources is not None and filter.source is not None and filter.source not in sources) or (
+            accounts is not None and filter.account is not None and filter.account not in accounts
+        )
+        return replace(filter, ids=(), either=None) if is_foreign else replace(filter, **changes)
 
     def _check_payloads(self) -> None:
         if not self.sees_payloads:
@@ -250,10 +354,13 @@ class Admin:
         if self._viewer is not None:
             await self._notes.note_refused(self._store, self._viewer, target, code)
 
-    def check_own(self, destination: str) -> None:
+    async def check_own(self, destination: str) -> None:
         """Raise Forbidden for a destination that also gets events of sources that this viewer does not see."""
-        self._destination(destination)
-        if any(r.destination == destination and not self._sees(r.source) for r in self._inbox.routes):
+        await self._destination(destination)
+        sources = self.scope.sources
+        if sources is not None and any(
+            r.destination == destination and r.source not in sources for r in self._inbox.routes
+        ):
             raise Forbidden(
                 f"{destination} also gets events of sources that are not yours.",
                 hint="Ask somebody who sees all of its sources.",
@@ -272,15 +379,32 @@ class Admin:
     # -- events --------------------------------------------------------------------------------
 
     async def events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
-        return await self._store.find_events(self._within(filter), before=before, limit=limit)
+        page = await self._store.find_events(self._within(filter), before=before, limit=limit)
+        return page if self.scope.destinations is None else Page([self._narrow(one) for one in page.items], page.next)
 
-    async def event(self, event_id: EventId) -> ShownEvent:
+    def _narrow(self, event: ListedEvent) -> ListedEvent:
+        return replace(event, deliveries=[one for one in event.deliveries if self._goes_to_seen(one.destination)])
+
+    async def count_events(self, filter: Filter) -> Total:
+        """Count matching events, as far as a page goes."""
+        return await self._store.count_events(self._within(filter))
+
+    async def event(self, event_id: EventId, *, with_body: bool = False) -> ShownEvent:
+        """Return an event; `with_body` loads a body that is kept apart, or says why it cannot."""
         event = await self._event(event_id)
-        deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
+        deliveries = await self._store.find_deliveries(self._within(Filter(event_id=event_id)), limit=1000)
         request = self._show_request(await self._head(event.request_head, event.batch_id))
-        source = self._sources.get(event.source)
+        source = self._inbox.sources.get(event.source)
         await self._note_view(event_id)
-        size = len(event.body)
+        size = Reference(event.body).size if event.is_apart else len(event.body)
+        unreadable = None
+        if event.is_apart and with_body and self.sees_payloads:
+            try:
+                event = await self._inbox.bodies.load(event)
+            except (BodyMissing, ObjectsUnavailable) as error:
+                unreadable = str(error)
+        if event.is_apart:
+            event = replace(event, body=b"", is_apart=False)
         if not self.sees_payloads:
             event = event.without_payload()
         return ShownEvent(
@@ -290,13 +414,35 @@ class Admin:
             None if source is None else source.body_authenticated,
             None if source is None else source.key_authenticated,
             size,
+            unreadable,
         )
+
+    async def beside(self, event: EventDetails) -> tuple[EventId | None, EventId | None]:
+        """Return the events of the same source before and after this one; none to a viewer of some accounts, since
+        those may be another's."""
+        if self.scope.accounts is not None:
+            return None, None
+        return await self._store.events_beside(event.id, event.source)
 
     async def body(self, event_id: EventId) -> bytes:
         event = await self._event(event_id)
         self._check_payloads()
         await self._note_view(event_id)
-        return event.body
+        return (await self._inbox.bodies.load(event)).body
+
+    async def media(self, event_id: EventId) -> list[StoredMedia]:
+        """Return the files of an event that are kept, in their order."""
+        await self._event(event_id)
+        self._check_payloads()
+        return await self._store.media_of(event_id)
+
+    async def media_content(self, event_id: EventId, n: int) -> bytes:
+        """Return the bytes of one of them. Raises NotFound, BodyMissing or ObjectsUnavailable."""
+        found = next((one for one in await self.media(event_id) if one.n == n), None)
+        if found is None:
+            raise NotFound("There is no such file, or it is not kept.")
+        await self._note_view(event_id)
+        return await read_media(self._store, self._inbox.bodies, found.digest)
 
     async def arrivals(self, event_id: EventId) -> list[ShownArrival]:
         """Return every arrival of an event that is still known, oldest first: the first one is the event itself."""
@@ -316,9 +462,15 @@ class Admin:
 
     async def _event(self, event_id: EventId) -> EventDetails:
         event = await self._store.get_event(event_id)
-        if event is None or not self._sees(event.source):
-            copies = await self._store.arrivals_of(event_id) if event is None and self.scope is None else ()
+        if event is None or not self.scope.sees(event.source, event.account):
+            is_pruned = event is None and not self.scope.is_limited
+            copies = await self._store.arrivals_of(event_id) if is_pruned else ()
             raise NotFound("There is no such event, or no longer.", hint=reports.ONLY_A_KEY if copies else "")
+        if (
+            self.scope.destinations is not None
+            and not (await self.deliveries(Filter(event_id=event_id), limit=1)).items
+        ):
+            raise NotFound("There is no such event, or no longer.")
         return event
 
     async def _head(self, head: bytes | None, batch_id: ArrivalId | None) -> bytes:
@@ -334,15 +486,21 @@ class Admin:
 
     async def delivery(self, delivery_id: DeliveryId) -> StoredDelivery:
         delivery = await self._store.get_delivery(delivery_id)
-        if delivery is None or not self._sees(delivery.source):
+        if (
+            delivery is None
+            or not self.scope.sees(delivery.source, delivery.account)
+            or not self._goes_to_seen(delivery.destination)
+        ):
             raise NotFound("There is no such delivery, or no longer.")
         return delivery
 
     async def attempts(self, delivery_id: DeliveryId) -> list[StoredAttempt]:
         """Return the attempts of a delivery, oldest first."""
-        await self.delivery(delivery_id)
+        delivery = await self.delivery(delivery_id)
         attempts = await self._store.attempts_of(delivery_id)
-        return attempts if self.sees_payloads else [one.without_answer() for one in attempts]
+        # What a destination of the server's own answered is not for a customer.
+        is_shown = self.sees_payloads and await self._find_owned([delivery.destination])
+        return attempts if is_shown else [one.without_answer() for one in attempts]
 
     async def neighbours(self, delivery_id: DeliveryId) -> list[StoredDelivery]:
         """Return deliveries of the same subject around this one, in order."""
@@ -356,16 +514,21 @@ class Admin:
         if not self.sees_payloads:
             return found
         events: dict[bytes, StoredEvent | None] = {}
+        deliveries = list(deliveries)
+        destinations = await self._find_destinations({one.destination for one in deliveries})
+        sources = {name: await self._find_source(name) for name in {one.source for one in deliveries}}
         for delivery in deliveries:
-            source = self._sources.get(delivery.source)
-            destination = self._inbox.destinations.get(delivery.destination)
+            source = sources[delivery.source]
+            destination = destinations.get(delivery.destination)
             read_message = getattr(destination, "preview", None)
             if read_message is None and (source is None or source.preview is None):
                 continue
             if delivery.event_id not in events:
                 events[delivery.event_id] = None
                 with suppress(Undecryptable):  # a plan shows the others
-                    events[delivery.event_id] = await self._store.get_event(delivery.event_id)
+                    found_event = await self._store.get_event(delivery.event_id)
+                    # A large body is not fetched for the sake of a preview.
+                    events[delivery.event_id] = None if found_event and found_event.is_apart else found_event
             event, seen = events[delivery.event_id], None
             if event is not None and read_message is not None:
                 seen = read_message(event.body)
@@ -380,7 +543,9 @@ class Admin:
     async def replayable(self, deliveries: Iterable[StoredDelivery]) -> set[bytes]:
         """Return the deliveries that a replay would run again now: ended, not erased, not replayed within the last
         minute, and for a destination that is configured here or has a worker."""
-        known = {*self._inbox.destinations, *await self._elsewhere()}
+        deliveries = list(deliveries)
+        found = await self._find_destinations({one.destination for one in deliveries})
+        known = {*found, *await self._elsewhere()}
         rested = clock.now_utc() - timedelta(seconds=REPLAY_PAUSE)
         return {
             one.id
@@ -396,7 +561,8 @@ class Admin:
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
-        return await self._store.causes(destination, None if self.scope is None else sorted(self.scope))
+        found = await self._store.causes(destination, _sorted(self.scope.sources), _sorted(self.scope.accounts))
+        return [one for one in found if self._goes_to_seen(one.destination)]
 
     async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
         await self._check_seen(delivery_id)
@@ -426,7 +592,7 @@ class Admin:
         """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where these are no
         longer the ones shown."""
         request, seen = self.read_plan(token)
-        if request.filter.status is not DeliveryStatus.dead:
+        if any(one.status is not DeliveryStatus.dead for one in request.filter.alternatives()):
             raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
         return await self.discard_matching(request.filter, actor=actor, reason=reason, seen=seen)
 
@@ -450,7 +616,7 @@ class Admin:
     async def _check_seen(self, delivery_id: DeliveryId) -> None:
         """Raise NotFound for a delivery that this viewer does not see. Skip the query for a viewer who sees
         everything."""
-        if self.scope is not None:
+        if self.scope.is_limited:
             await self.delivery(delivery_id)
 
     async def revive(self, event_id: EventId, *, actor: str, reason: str) -> None:
@@ -476,7 +642,6 @@ class Admin:
         if ids is not None:
             meant = replace(meant, ids=some_ids(ids, meant))
         if destination is not None:
-            self._destination(destination)
             if meant.destination not in (None, destination):
                 raise BadRequest(f"The query is about {meant.destination}, and not about {destination}.")
             meant = replace(meant, destination=destination)
@@ -499,10 +664,16 @@ class Admin:
                 found.append(some_id(DeliveryId, text))
         return found
 
+    async def check_destination(self, name: str) -> None:
+        """Raise NotFound where there is no such destination for this viewer."""
+        if name not in self._destinations:
+            await self._get_stored("destination", name)
+
     async def plan(self, request: ReplayRequest) -> Plan:
         planned = await self._store.plan_replay(self._within(request.filter), force=request.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
-        return build_plan(request, planned, self._inbox.destinations, levels, previews, await self._elsewhere())
+        destinations = await self._find_destinations(planned.by_destination)
+        return build_plan(request, planned, destinations, levels, previews, await self._elsewhere())
 
     async def start_replay(
         self,
@@ -554,10 +725,17 @@ class Admin:
         return made
 
     def _comes_from(self, request: ReplayRequest) -> dict[str, object]:
-        """Return the sources that a replay is limited to: viewers of these may see it."""
+        """Return the sources and accounts that a replay is limited to: viewers of these may see it."""
+        found: dict[str, object] = {}
         if request.filter.source is not None:
-            return {"sources": [request.filter.source]}
-        return {} if self.scope is None else {"sources": sorted(self.scope)}
+            found["sources"] = [request.filter.source]
+        elif self.scope.sources is not None:
+            found["sources"] = sorted(self.scope.sources)
+        if request.filter.account is not None:
+            found["accounts"] = [request.filter.account]
+        elif self.scope.accounts is not None:
+            found["accounts"] = sorted(self.scope.accounts)
+        return found
 
     async def _goes_to(self, request: ReplayRequest) -> list[str]:
         if request.filter.destination is not None:
@@ -566,16 +744,28 @@ class Admin:
         if request.filter.ids:
             names = {one.id: one.name for one in self._inbox.destinations.values()}
             numbers = {one.destination_id for one in request.filter.ids}
+            if others := numbers - names.keys():
+                names |= {one.id: one.name for one in await self._store.find_destinations(others)}
             return [name for number, name in names.items() if number in numbers]
         return list((await self._store.plan_replay(self._within(request.filter), force=request.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
         page = await self._store.find_replays(before=before, limit=limit)
-        return page if self.scope is None else Page([one for one in page.items if self._sees_replay(one)], page.next)
+        return (
+            page
+            if not self.scope.is_limited
+            else Page([one for one in page.items if self._sees_replay(one)], page.next)
+        )
 
     def _sees_replay(self, replay: StoredReplay) -> bool:
-        sources = replay.about.get("sources")
-        return self.scope is None or (isinstance(sources, list) and self.scope.issuperset(sources))
+        return all(
+            allowed is None or (isinstance(named := replay.about.get(word), list) and allowed.issuperset(named))
+            for word, allowed in (
+                ("sources", self.scope.sources),
+                ("accounts", self.scope.accounts),
+                ("to", self.scope.destinations),
+            )
+        )
 
     async def replay(self, replay_id: ReplayId) -> StoredReplay:
         replay = await self._store.get_replay(replay_id)
@@ -584,87 +774,249 @@ class Admin:
         return replay
 
     async def set_replay_state(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
-        if self.scope is not None:
+        if self.scope.is_limited:
             await self.replay(replay_id)
         steered = await self._store.set_replay_state(replay_id, state, actor)
         self._inbox.nudge()
         return steered
 
+    async def replay_items(self, replay_id: ReplayId, *, after: int = 0, limit: int = 50) -> list[ReplayItem]:
+        """Return what became of each delivery of a replay, in its order. Raises NotFound."""
+        await self.replay(replay_id)
+        return await self._store.replay_items(replay_id, after=after, limit=limit)
+
+    async def replay_outcomes(self, replay_id: ReplayId) -> Mapping[str, Mapping[str, int]]:
+        """Count the deliveries of a replay by destination and outcome. Raises NotFound."""
+        await self.replay(replay_id)
+        return await self._store.replay_outcomes(replay_id)
+
     # -- what is set up ------------------------------------------------------------------------
 
-    async def sources(self) -> list[ShownSource]:
+    async def sources(self, *, after: str | None = None, limit: int = 200) -> list[ShownSource]:
+        """Return the sources of file and program, then stored ones by name; with `after`, stored ones after a name."""
         figures = await self._figures(clock.now_utc() - DAY)
-        return [await self._show_source(source, figures) for source in self._sources.values()]
+        own = [await self._show_own_source(one, figures) for one in self._sources.values()] if after is None else []
+        return own + [
+            await self._show_stored_source(one, figures) for one in await self._stored("source", after, limit)
+        ]
 
-    async def _show_source(self, source: Source, figures: Figures) -> ShownSource:
-        latest = await self._store.find_events(Filter(source=source.name), limit=1)
+    async def source(self, name: str) -> ShownSource:
+        figures = await self._figures(clock.now_utc() - DAY)
+        if (own := self._sources.get(name)) is not None:
+            return await self._show_own_source(own, figures)
+        return await self._show_stored_source(await self._get_stored("source", name), figures)
+
+    async def _show_own_source(self, source: Source, figures: Figures) -> ShownSource:
+        shown = await self._show_source(source, self._routes, figures)
+        return replace(shown, **self._origin("source", source.name))
+
+    async def _show_stored_source(self, definition: StoredDefinition, figures: Figures) -> ShownSource:
+        try:
+            source = stored.source_from(self._inbox.vault, definition)
+        except (ConfigError, Undecryptable) as error:
+            shown = reports.show_unusable_source(definition, str(error))
+        else:
+            routes = [self._build_route(one) for one in await self._store.find_routes([definition.name])]
+            shown = await self._show_source(source, [*self._routes, *routes], figures)
+        return replace(shown, **_stored_origin(definition))
+
+    async def _show_source(self, source: Source, routes: Sequence[Route], figures: Figures) -> ShownSource:
+        latest = await self._store.find_events(self._within(Filter(source=source.name)), limit=1)
         arrived = latest.items[0].received_at if latest.items else None
-        return show_source(source, self._routes, arrived, figures.by_source.get(source.name, {}))
+        return show_source(source, routes, arrived, figures.by_source.get(source.name, {}))
 
-    async def import_keys(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
+    # -- the portal ----------------------------------------------------------------------------
+
+    async def portal_link(
+        self, account: str, *, actor: str, name: str = "", expires: str | float = LINK_SECONDS
+    ) -> str:
+        """Make a link to the portal of an account, which works once. Raises SecretKeyMissing, BadRequest, NotFound for
+        an account that this viewer does not see, and Forbidden to whoever sees less of it than the link would show."""
+        if self.scope.accounts is not None and account not in self.scope.accounts:
+            raise NotFound(f'There is no account "{account[:60]}", or no longer.')
+        if self.scope.sources is not None or not self.sees_payloads:
+            raise Forbidden("A link shows all sources of an account and their payloads; you see less.")
+        made = self._inbox.portal_link(account, name=name, expires=expires)
+        await self._store.audit(actor, "portal", account, {"for": name} if name else {})
+        return made
+
+    # -- what is stored ------------------------------------------------------------------------
+
+    def define(self, actor: str) -> Define:
+        """Return the acts on stored definitions and accounts, in the name of an actor, within what the viewer sees.
+        Raises Forbidden."""
+        if self.scope.sources is not None:
+            raise Forbidden("Definitions are for who sees all sources.")
+        return self._inbox.define.by(actor, self.scope.accounts)
+
+    async def _stored(self, noun: NounName, after: str | None, limit: int) -> list[StoredDefinition]:
+        sources = self.scope.sources
+        if sources is None:
+            meant = self._inbox.define.by(self._viewer or "", self.scope.accounts)
+            return await meant.all(noun, after=after or "", limit=limit)
+        if noun != "source":
+            return []
+        found = await self._store.find_definitions(Noun.source, sources)
+        return [one for one in found if one.name > (after or "") and self._sees_stored(one)][:limit]
+
+    def _sees_stored(self, definition: StoredDefinition) -> bool:
+        """Tell whether a stored definition is one of this viewer's accounts', and of its sources."""
+        sources, accounts = self.scope.sources, self.scope.accounts
+        is_own = accounts is None or definition.account in accounts
+        return is_own and (sources is None or (definition.noun is Noun.source and definition.name in sources))
+
+    async def _get_stored(self, noun: NounName, name: str) -> StoredDefinition:
+        found = await self._store.find_definitions(Noun(noun), [name])
+        if not found or not self._sees_stored(found[0]):
+            near = human.nearest(name, self._sources if noun == "source" else self._destinations)
+            raise NotFound(f'There is no {noun} "{name[:60]}".', hint=f'Did you mean "{near}"?' if near else "")
+        return found[0]
+
+    def _origin(self, noun: NounName, name: str | int | None) -> dict[str, str | None]:
+        """Return what defines one of the inbox's own, and where."""
+        loaded = self._inbox.settings
+        if loaded is None or name is None or (isinstance(name, str) and name not in getattr(loaded.config, noun)):
+            return {"origin": "program"}
+        return {"origin": "file", "place": loaded.place((noun, name))}
+
+    def _build_route(self, definition: StoredDefinition) -> Route:
+        return stored.route_from(definition, False)
+
+    async def routes(self, *, after: str | None = None, limit: int = 200) -> list[ShownRoute]:
+        """Return the routes of file and program, then stored ones by id; with `after`, stored ones after an id."""
+        own = self._routes if after is None else ()
+        shown = [replace(show_route(one), **self._origin("route", one.index)) for one in own]
+        return shown + [self._show_stored_route(one) for one in await self._stored("route", after, limit)]
+
+    async def route(self, route_id: str) -> ShownRoute:
+        return self._show_stored_route(await self._get_stored("route", route_id))
+
+    def _show_stored_route(self, definition: StoredDefinition) -> ShownRoute:
+        return replace(show_route(self._build_route(definition), definition.name), **_stored_origin(definition))
+
+    async def _find_source(self, name: str) -> Source | None:
+        """Return a source that this viewer sees, also a stored one; None where there is none that can be used here."""
+        if self.scope.sources is not None and name not in self.scope.sources:
+            return None
+        with suppress(StoreUnavailable):
+            return await self._inbox.definitions.find_source(name)
+        return None
+
+    async def _find_destinations(self, names: Collection[str]) -> dict[str, Destination]:
+        return await self._inbox.definitions.find_destinations(names)
+
+    async def import_keys(
+        self, source: str, keys: Sequence[Sequence[str]], *, actor: str, account: str | None = None
+    ) -> int:
         """Import keys seen elsewhere: an arrival with one of them is a duplicate. Returns how many were new."""
-        known = self._source(source)
-        return await self._store.import_keys(
-            known.id, [key_hash(source, one) for one in keys], known.settings.keep_keys, actor
-        )
+        known = await self._source(source)
+        if self.scope.accounts is not None and account not in self.scope.accounts:
+            raise NotFound(f'There is no account "{(account or "")[:60]}".', hint="Say whose keys these are.")
+        hashes = [key_hash(source, one, account) for one in keys]
+        return await self._store.import_keys(known.id, hashes, known.settings.keep_keys, actor)
 
-    def _source(self, name: str) -> Source:
-        if (found := self._sources.get(name)) is None:
+    async def _source(self, name: str) -> Source:
+        found = await self._find_source(name)
+        if found is None or not self._sees_source(found):
             raise NotFound(f'There is no source "{name[:60]}".')
         return found
 
-    async def destinations(self) -> list[ShownDestination]:
-        figures = await self._figures(clock.now_utc() - DAY)
-        levels = await self.levels()
-        return [
-            show_destination(
-                one, self._routes, levels.get(name, Level()), figures.by_destination.get(name, {}), clock.now_utc()
-            )
-            for name, one in self._destinations.items()
-        ]
+    async def destinations(self, *, after: str | None = None, limit: int = 200) -> list[ShownDestination]:
+        """Return the destinations of file and program, then stored ones by name; with `after`, stored ones after a
+        name."""
+        own = list(self._destinations.values()) if after is None else []
+        stored_ones = await self._stored("destination", after, limit)
+        return await self._show_destinations(own, stored_ones)
 
     async def destination(self, name: str) -> ShownDestination:
-        self._destination(name)
-        return next(shown for shown in await self.destinations() if shown.name == name)
+        if (own := self._destinations.get(name)) is not None:
+            (shown,) = await self._show_destinations([own], [])
+        else:
+            (shown,) = await self._show_destinations([], [await self._get_stored("destination", name)])
+        return shown
+
+    async def _show_destinations(
+        self, own: Sequence[Destination], definitions: Sequence[StoredDefinition]
+    ) -> list[ShownDestination]:
+        figures = await self._figures(clock.now_utc() - DAY)
+        levels = await self.levels()
+        leading = await self._store.find_routes_to([*(one.name for one in own), *(one.name for one in definitions)])
+        seen = [one for one in leading if one.noun is Noun.route and self.scope.sees(one.source, one.account)]
+        routes = [*self._routes, *map(self._build_route, seen)]
+        now = clock.now_utc()
+        shown = []
+        for one in own:
+            counted = figures.by_destination.get(one.name, {})
+            made = show_destination(one, routes, levels.get(one.name, Level()), counted, now)
+            origin = self._origin("destination", one.name)
+            if isinstance(one, HandlerDestination):
+                origin.setdefault("place", place_of(one.handler))
+            shown.append(replace(made, **origin))
+        for definition in definitions:
+            level, counted = levels.get(definition.name, Level()), figures.by_destination.get(definition.name, {})
+            origin = _stored_origin(definition)
+            try:
+                built, _ = stored.destination_from(self._inbox.vault, definition)
+            except (ConfigError, Undecryptable) as error:
+                built, origin = UnusableDestination(definition.name), {**origin, "trouble": str(error)}
+            shown.append(replace(show_destination(built, routes, level, counted, now), **origin))
+        return shown
 
     async def pause(self, name: str, *, actor: str, reason: str = "") -> ShownDestination:
         """Hold a destination back; its deliveries wait, nothing is lost."""
         _check_reason(reason)
-        self.check_own(name)
-        await self._store.pause(self._destination(name).id, actor, reason)
+        await self.check_own(name)
+        await self._store.pause((await self._destination(name)).id, actor, reason)
         return await self.destination(name)
 
     async def resume(self, name: str, *, actor: str) -> ShownDestination:
-        self.check_own(name)
-        await self._store.resume(self._destination(name).id, actor)
+        await self.check_own(name)
+        await self._store.resume((await self._destination(name)).id, actor)
         return await self.destination(name)
 
-    def _destination(self, name: str) -> Destination:
-        destination = self._destinations.get(name)
-        if destination is None:
-            near = human.nearest(name, self._destinations)
-            raise NotFound(f'There is no destination "{name[:60]}".', hint=f'Did you mean "{near}"?' if near else "")
+    async def try_now(self, name: str, *, actor: str) -> ShownDestination:
+        """Let a destination that is held back try one delivery now. Raises NotWaiting where it is not held back."""
+        await self.check_own(name)
+        if not await self._store.try_now((await self._destination(name)).id, actor):
+            raise NotWaiting(f"{name} is not held back: its deliveries are tried as they become due.")
+        return await self.destination(name)
+
+    async def _destination(self, name: str) -> Destination:
+        if (own := self._destinations.get(name)) is not None:
+            return own
+        found = await self._get_stored("destination", name)
+        destination, _ = stored.destination_from(self._inbox.vault, found)
         return destination
 
-    async def count_erasable(self, subject: str, source: str | None = None) -> Erasure:
+    async def count_erasable(
+        self, subject: str | None, source: str | None = None, account: str | None = None
+    ) -> Erasure:
         """Count what `erase` would erase, without changing anything."""
-        return await self._store.erasable(self._erase_order(subject, source))
+        return await self._store.erasable(await self._erase_order(subject, source, account))
 
-    async def erase(self, subject: str, source: str | None = None, *, actor: str, reason: str) -> tuple[Erasure, int]:
-        """Erase the events of a subject; return also how many are left, which is 0 unless there were too many for one
-        call.
+    async def erase(
+        self,
+        subject: str | None,
+        source: str | None = None,
+        account: str | None = None,
+        *,
+        actor: str,
+        reason: str,
+    ) -> tuple[Erasure, int]:
+        """Erase the events of a subject, or of a whole account; return also how many are left, which is 0 unless there
+        were too many for one call.
 
-        Erases events that arrive for the subject meanwhile, too. Called again, it continues where it stopped.
+        Erases events that arrive meanwhile, too. Called again, it continues where it stopped.
         """
         query.check_text(reason, "The reason", LONGEST_REASON)
         if not reason.strip():
-            raise BadRequest("Say why: a subject is erased only with a reason.")
-        if re.search(rf"(?<!\w){re.escape(subject)}(?!\w)", reason):
+            raise BadRequest("Say why: events are erased only with a reason.")
+        if subject is not None and re.search(rf"(?<!\w){re.escape(subject)}(?!\w)", reason):
             raise BadRequest(
                 "The reason names the subject, and stays in the audit log.",
                 hint="Name the request by its number instead.",
             )
-        order = self._erase_order(subject, source, actor, reason)
+        order = await self._erase_order(subject, source, account, actor, reason)
         total = Erasure()
         while total.events < self.erased_at_most:
             batch = await self._store.erase(order, min(ERASED_AT_ONCE, self.erased_at_most - total.events))
@@ -672,34 +1024,42 @@ class Admin:
             if not batch.events:
                 break
         await self._store.empty_log()
+        await self._inbox.bodies.sweep()
+        await sweep_media(self._store, self._inbox.bodies, ERASED_AFTER)
         if not total.events:  # a search that found nothing is audited, too
             detail = {"reason": reason, **asdict(total)}
-            await self._store.audit(actor, "erase", f"subject {subject_hash(order.subject)}", detail)
+            await self._store.audit(actor, "erase", order.target, detail)
         return total, (await self._store.erasable(order)).events
 
-    def _erase_order(self, subject: str, source: str | None, actor: str = "", reason: str = "") -> EraseOrder:
-        query.check_text(subject, "The subject", LONGEST_SUBJECT)
-        kept = bound_text(subject)
-        if not kept:
-            raise BadRequest("Whose events? An empty subject means nobody's.")
-        if source is None and self.scope is not None:
+    async def _erase_order(
+        self, subject: str | None, source: str | None, account: str | None, actor: str = "", reason: str = ""
+    ) -> EraseOrder:
+        query.check_text(subject or "", "The subject", LONGEST_SUBJECT)
+        kept = None if subject is None else bound_text(subject)
+        if kept == "" or (kept is None and not account):
+            raise BadRequest("Whose events? An empty subject means nobody's.", hint="Name a subject, or an account.")
+        if source is None and self.scope.sources is not None:
             raise BadRequest(
                 "Say of which source: you may not see all of them.", hint=f"One of: {', '.join(self._sources)}."
             )
-        source_id = None if source is None else self._source(source).id
-        return EraseOrder(kept, source_id, actor, reason, query.quote_value(kept))
+        if self.scope.accounts is not None and (account is None or account not in self.scope.accounts):
+            raise BadRequest("Say of which account: you may not see all of them.")
+        source_id = None if source is None else (await self._source(source)).id
+        return EraseOrder(kept, source_id, actor, reason, query.quote_value(kept or ""), account)
 
     # -- tests and samples -----------------------------------------------------------------------
 
-    def can_test(self, destination: str) -> bool:
+    async def can_test(self, destination: str) -> bool:
         """Tell whether a test can be sent: nothing harmless can be sent to a function or a person."""
-        return isinstance(self._destinations.get(destination), TestableDestination)
+        with suppress(NotFound, ConfigError, Undecryptable):
+            return _is_testable(await self._destination(destination))
+        return False
 
     async def test_destination(self, name: str, *, actor: str) -> Tested:
         """Send one signed test, within the destination's own timeout. Raises NotFound, BadRequest or TestedTooSoon."""
-        destination = self._destination(name)
-        if not isinstance(destination, TestableDestination):
-            raise BadRequest(f"{name} is no web address; only those can be tested.")
+        destination = await self._destination(name)
+        if not _is_testable(destination):
+            raise BadRequest(f"{name} has no web address of its own; only those can be tested.")
         now = clock.steady()
         left = self._tested.get(name, now - self.test_pause) + self.test_pause - now
         if left > 0:
@@ -709,9 +1069,9 @@ class Admin:
         await self._store.audit(actor, "test", name, {})
         return await samples.send_test(destination)
 
-    def sample_types(self, source: str) -> Sequence[str]:
+    async def sample_types(self, source: str) -> Sequence[str]:
         """Return the types that a sample can be built for; none where we can check a signature but not make one."""
-        found = self._sources.get(source)
+        found = await self._find_source(source)
         if found is None or found.preset is None or not found.preset.samples:
             return ()
         if source not in self._signs:
@@ -720,7 +1080,7 @@ class Admin:
 
     async def send_sample(self, name: str, kind: str = "", *, actor: str) -> Sampled:
         """Send one signed sample of the preset through the receiver. Raises NotFound or BadRequest."""
-        source, known = self._source(name), self.sample_types(name)
+        source, known = await self._source(name), await self.sample_types(name)
         if not known:
             raise BadRequest(f"No sample can be made for {name}.", hint="It has none, or only its sender can sign.")
         kind = kind or known[0]
@@ -732,11 +1092,15 @@ class Admin:
 
     # -- how it goes ---------------------------------------------------------------------------
 
-    async def stats(self, since: datetime, by: Literal["source", "destination"] | None = None) -> Stats:
-        """Return counts since a moment, on request per source or per destination."""
+    async def stats(
+        self, since: datetime, by: Literal["source", "destination"] | None = None, account: str | None = None
+    ) -> Stats:
+        """Return counts since a moment, on request per source or per destination, and of one account only."""
+        if account is not None:
+            return await self.within_account(account).stats(since, by)
         today = await self._today()
         levels = await self.levels()
-        latest = await self.replays(limit=1 if self.scope is None else 50)
+        latest = await self.replays(limit=50 if self.scope.is_limited else 1)
         return reports.gather(
             since,
             await self._figures(since),
@@ -754,7 +1118,8 @@ class Admin:
         volume."""
         await self._inbox.write_counts()
         midnight = clock.now_utc().replace(hour=0, minute=0, second=0, microsecond=0)
-        figures, by_type = await self._figures(midnight), self._counted_by_type()
+        figures = await self._figures(midnight)
+        by_type = set() if self.scope.accounts is not None else self._counted_by_type()
         return {
             source: counted.get("volume" if source in by_type else "accepted", 0)
             for source, counted in figures.by_source.items()
@@ -776,27 +1141,33 @@ class Admin:
     def _sees_watermark(self, name: str) -> bool:
         """Tell whether a watermark concerns this viewer's sources: their volume or their dead letters."""
         kind, _, source = name.partition(".")
-        return self.scope is None or kind == "dead" or (kind == "daily_volume" and source in self.scope)
+        if not self.scope.is_limited or kind == "dead":
+            return True
+        # The daily volume is that of a whole source, whoever's events these are.
+        return kind == "daily_volume" and self.scope.accounts is None and self.scope.sees(source, None)
 
     async def _figures(self, since: datetime) -> Figures:
+        sources, accounts = self.scope.sources, self.scope.accounts
+        if accounts is not None:
+            return await self._store.figures_of(sorted(accounts), since, _sorted(sources))
         figures = await self._store.figures(since)
-        if self.scope is None:
+        if sources is None:
             return figures
-        return Figures({name: counts for name, counts in figures.by_source.items() if name in self.scope}, {})
+        return Figures({name: counts for name, counts in figures.by_source.items() if name in sources}, {})
 
     async def _count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
-        if self.scope is None:
+        if not self.scope.is_limited:
             return await self._store.count_since(since)
         counts: defaultdict[DeliveryStatus, int] = defaultdict(int)
-        for by_status in (await self._store.count_of(self.scope, since)).values():
+        for by_status in (await self._count_of(since)).values():
             for status, n in by_status.items():
                 counts[status] += n
         return dict(counts)
 
     async def _per_day(self, since: datetime) -> PerDay:
         days: PerDay = {}
-        # a viewer of some sources gets none: these counts are not kept by source
-        for name in self._destinations if self.scope is None else ():
+        # a limited viewer gets none: these counts are not kept by source and account
+        for name in () if self.scope.is_limited else self._destinations:
             flows = await self._store.series(since, DAY.total_seconds(), destination=name)
             days[name] = {f"{at:%Y-%m-%d}": count for at, count in flows.get("succeeded", ())}
         return days
@@ -804,26 +1175,104 @@ class Admin:
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> Mapping[str, Sequence[tuple[datetime, int]]]:
-        """Return counts for charts. A viewer of some sources gets none for a destination: those are not kept by
-        source."""
-        if self.scope is None:
+        """Return counts for charts. A viewer of some sources gets none for a destination, and a viewer of some accounts
+        none at all: they are kept by source or by destination."""
+        if not self.scope.is_limited:
             return await self._store.series(since, step, source=source, destination=destination)
-        wanted = self.scope if source is None else self.scope & {source}
+        sources = self.scope.sources
         sums: defaultdict[str, defaultdict[datetime, int]] = defaultdict(lambda: defaultdict(int))
-        for name in wanted if destination is None else ():
+        if sources is None or self.scope.accounts is not None or destination is not None:
+            return {}
+        for name in sources if source is None else sources & {source}:
             for what, points in (await self._store.series(since, step, source=name)).items():
                 for at, n in points:
                     sums[what][at] += n
         return {what: sorted(points.items()) for what, points in sums.items()}
 
-    async def rejections(self, limit: int = 50) -> list[Rejection]:
-        if self.scope is None:
-            return await self._store.recent_rejections(limit)
-        return [one for one in await self._store.recent_rejections(KEPT_REJECTIONS) if self._sees(one.source)][:limit]
+    async def destination_series(self, since: datetime, step: float) -> Mapping[str, Flows]:
+        """Return the counters of every destination, levels as signed changes. A limited viewer gets none: these counts
+        are not kept by source."""
+        return {} if self.scope.is_limited else await self._store.destination_series(since, step)
+
+    async def mark(self, text: str, *, actor: str) -> ChartMark:
+        """Mark this moment in every chart, such as a deploy."""
+        query.check_text(text, "The mark", LONGEST_MARK)
+        if not text.strip():
+            raise BadRequest("Say what is marked.", hint='For example "v1.2".')
+        if self.scope.is_limited:
+            raise Forbidden("Marks are shown to everybody; you see some sources only.")
+        return await self._store.add_mark(text.strip(), actor)
+
+    async def marks(self, since: datetime) -> list[ChartMark]:
+        return await self._store.chart_marks(since)
+
+    async def health(self) -> Health:
+        """Return how the store grows and what its upkeep does. Raises Forbidden for a viewer of some sources."""
+        if self.scope.is_limited:
+            raise Forbidden("This is about the whole inbox; you see some sources only.")
+        growth = reports.growth(await self._store.sizes(), await self._store.size(), clock.now_utc())
+        share, free = self._store.free_disk(), self._store.free_bytes()
+        return Health(
+            growth=growth,
+            free_disk=share,
+            free_bytes=free,
+            full_in=free / growth if free is not None and growth and growth > 0 else None,
+            keep_events=self._inbox.kept_for(),
+            keep_keys={name: one.settings.keep_keys for name, one in self._inbox.sources.items()},
+            expired={
+                name: counts["crashed"]
+                for name, counts in (await self._figures(clock.now_utc() - DAY)).by_destination.items()
+                if counts.get("crashed")
+            },
+            findings=await self._findings(),
+        )
+
+    async def _findings(self) -> list[Check]:
+        schema = await self._store.schema_state()
+        found = [Check("schema", not schema.pending, f"version {schema.current} of {schema.target}")]
+        for source in self._inbox.sources.values():
+            found += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
+        if old := self._store.warning():
+            found.append(Check("library", True, old, "Use a newer Python or SQLite.", warning=True))
+        for name, waiting in (await upkeep.strays(self._store, self._inbox.destinations)).items():
+            detail = f'{waiting:,} for "{name}", which nobody here knows'
+            found.append(Check("waiting", True, detail, upkeep.STRAY_HINT, warning=True))
+        return found
+
+    async def check(self) -> list[Check]:
+        """Check the conservation laws over all rows, as `doctor` does; may take a while."""
+        if self.scope.is_limited:
+            raise Forbidden("This is about the whole inbox; you see some sources only.")
+        return await self._store.check()
+
+    async def rejections(
+        self, limit: int = 50, *, before: int | None = None, source: str | None = None
+    ) -> list[ShownRejection]:
+        """Return the latest rejected arrivals, newest first, each with a diagnosis for viewers of payloads."""
+        all_of_them = not self.scope.is_limited and source is None
+        # Nothing that was rejected belongs to an account: whose name it bears is its sender's word.
+        found = await self._store.recent_rejections(limit if all_of_them else KEPT_REJECTIONS, before=before)
+        mine = [one for one in found if self.scope.sees(one.source, None) and source in (None, one.source)][:limit]
+        if self._viewer is not None and self.sees_payloads and any(one.head is not None for one in mine):
+            await self._notes.note_view(self._store, self._viewer, "rejections")
+        return [self._show_rejection(one, is_sample=n < DIAGNOSED) for n, one in enumerate(mine)]
+
+    def _show_rejection(self, rejection: Rejection, *, is_sample: bool) -> ShownRejection:
+        if not self.sees_payloads:
+            return ShownRejection(replace(rejection, head=None, body=None), None, None, None)
+        request = None if rejection.head is None else request_of(rejection.head)
+        body = None if rejection.body is None else rejection.body.decode("utf-8", "replace")
+        diagnosis = diagnose(rejection, self._sources, tries_secrets=is_sample)
+        return ShownRejection(rejection, request, body, diagnosis)
+
+    async def rejection_counts(self) -> list[tuple[str, str, str]]:
+        """Return source, code and reason of the rejections that are kept, newest first."""
+        found = await self._store.recent_rejections(KEPT_REJECTIONS)
+        return [(one.source, one.code, one.reason) for one in found if self.scope.sees(one.source, None)]
 
     async def audit(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
-        """Return the audit log, newest first; a viewer of some sources gets the entries of that viewer alone."""
-        actor = None if self.scope is None else self._viewer
+        """Return the audit log, newest first; a limited viewer gets the entries of that viewer alone."""
+        actor = self._viewer if self.scope.is_limited else None
         return await self._store.audit_log(before=before, limit=limit, actor=actor)
 
     async def token_uses(self) -> Mapping[str, datetime]:
@@ -835,37 +1284,49 @@ class Admin:
             engine=self._store.engine.value,
             schema=await self._store.schema_state(),
             size=await self._store.size(),
-            workers=[self._show_worker(worker) for worker in await self._store.workers()],
+            workers=[]
+            if self.scope.accounts is not None
+            else [self._show_worker(worker) for worker in await self._store.workers()],
             watermarks=await self.watermarks(),
             crossings={n: at for n, at in (await self._store.crossings()).items() if self._sees_watermark(n)},
             counted_by_type=self._counted_by_type(),
-            receivers=self._inbox.receivers if self.scope is None else (),
-            owner=self._store.owner if self.scope is None else None,
+            receivers=() if self.scope.is_limited else self._inbox.receivers,
+            owner=None if self.scope.is_limited else self._store.owner,
         )
 
     async def levels(self) -> Mapping[str, Level]:
-        """Return the level of every destination, including those no longer configured. A viewer of some sources gets
-        the destinations of these, counted over their deliveries only."""
+        """Return the level of every destination, including those no longer configured. A limited viewer gets the
+        destinations of what it sees, counted over these deliveries only."""
         levels = await self._store.levels()
-        if self.scope is None:
+        if not self.scope.is_limited:
             return levels
-        counts = await self._store.count_of(self.scope)
-        return {name: _only(levels.get(name, Level()), counts.get(name, {})) for name in {*self._destinations, *counts}}
+        counts = await self._count_of()
+        names = {*self._destinations, *counts}
+        if self.scope.accounts is not None:
+            names |= {one.name for one in await self._stored("destination", None, MOST_STORED)}
+        owned = await self._find_owned(names)
+        return {
+            name: _only(levels.get(name, Level()) if name in owned else Level(), counts.get(name, {})) for name in names
+        }
+
+    async def _count_of(self, since: datetime | None = None) -> Mapping[str, Mapping[DeliveryStatus, int]]:
+        """Count the deliveries that a limited viewer sees, by destination and status."""
+        counts = await self._store.count_of(_sorted(self.scope.sources), since, _sorted(self.scope.accounts))
+        return {name: counted for name, counted in counts.items() if self._goes_to_seen(name)}
 
     def _show_worker(self, worker: StoredWorker) -> StoredWorker:
-        if self.scope is None:
+        if not self.scope.is_limited:
             return worker
         return replace(worker, leases=0, destinations=[one for one in worker.destinations if one in self._destinations])
 
-    def policy(self, destination: str) -> Policy | None:
+    async def policy(self, destination: str) -> Policy | None:
         """Return when a destination's deliveries are tried again; None for one that is no longer configured."""
-        found = self._inbox.destinations.get(destination)
+        found = (await self._find_destinations([destination])).get(destination)
         return None if found is None else found.terms.retry
 
-    def kinds(self, destinations: Iterable[str]) -> dict[str, str]:
+    async def kinds(self, destinations: Iterable[str]) -> dict[str, str]:
         """Return the kinds of these destinations, without those that are no longer configured."""
-        known = self._inbox.destinations
-        return {name: known[name].kind for name in destinations if name in known}
+        return {name: one.kind for name, one in (await self._find_destinations(list(destinations))).items()}
 
     async def arrival_body(self, event_id: EventId, arrival_id: ArrivalId) -> bytes | None:
         """Return the body of a later arrival, where it differs from the event's own."""
@@ -876,12 +1337,51 @@ class Admin:
             if arrival.id == arrival_id:
                 if arrival.unreadable is not None:
                     raise arrival.unreadable
+                if isinstance(arrival.body, Reference):
+                    return await self._inbox.bodies.read(arrival.body, "body", arrival.id)
                 return arrival.body
         return None
 
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
         """Audit an act that the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
+
+
+def _is_testable(destination: Destination) -> TypeGuard[TestableDestination]:
+    return isinstance(destination, TestableDestination) and getattr(destination, "has_one_address", True)
+
+
+def _sorted(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)
+
+
+class UnusableDestination:
+    """A stored destination that cannot be built here, as it is shown."""
+
+    kind = "http"
+    address = "unknown"
+    crash_tolerance = 0
+    id = 0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.terms = Terms()
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def attempt(self, lease: Lease) -> Result:
+        raise NotImplementedError
+
+
+def _stored_origin(definition: StoredDefinition) -> dict[str, Any]:
+    return {
+        "origin": "store",
+        "account": definition.account,
+        "is_enabled": definition.is_enabled,
+        "settings": stored.show(definition),
+    }
 
 
 def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:

@@ -6,16 +6,17 @@ hand it on to whoever deduplicates (R50); a replay keeps it too, unless a fresh 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from oncehook import payload
 from oncehook.errors import ConfigError
 from oncehook.ingest import Draft, draft
-from oncehook.model import Lease, Mark, Options, Trigger, hops_of, unpack_head
+from oncehook.model import Lease, Mark, Options, StoredEvent, Trigger, hops_of, unpack_head
 
 if TYPE_CHECKING:
+    from oncehook.media import KeptMedia
     from oncehook.whatsapp.incoming import IncomingMessage
 
 Effect = Callable[[Any], object]
@@ -31,10 +32,22 @@ def outward_id(lease: Lease) -> str:
 class Event:
     """One event, handed to a handler for one attempt."""
 
-    __slots__ = ("_drafts", "_headers", "_is_over", "_lease", "_takes_effects", "deadline", "destination", "effect")
+    __slots__ = (
+        "_drafts", "_headers", "_is_over", "_lease", "_media", "_takes_effects", "deadline", "destination", "effect",
+    )  # fmt: skip
 
-    def __init__(self, lease: Lease, destination: str, deadline: datetime, *, takes_effects: bool = False) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        destination: str,
+        deadline: datetime,
+        *,
+        takes_effects: bool = False,
+        media: Callable[[StoredEvent], Awaitable[list[KeptMedia]]] | None = None,
+    ) -> None:
+        """`media` fetches and keeps the files that an event refers to."""
         self._lease = lease
+        self._media = media
         self._takes_effects = takes_effects
         self._headers: list[tuple[str, str]] | None = None
         self.destination = destination
@@ -70,6 +83,11 @@ class Event:
     def subject(self) -> str | None:
         """Object it is about: events of one subject come one at a time, in order."""
         return self._lease.event.subject
+
+    @property
+    def account(self) -> str | None:
+        """Account that it belongs to; None: nobody's."""
+        return self._lease.event.account
 
     @property
     def received_at(self) -> datetime:
@@ -124,6 +142,13 @@ class Event:
         except ValueError:
             data = None
         return read_incoming(data)
+
+    async def media(self) -> list[KeptMedia]:
+        """Return the files that it refers to: what is kept, or else they are fetched from the provider and kept now.
+
+        Empty where it refers to none. Raises MediaFailed, whose category decides whether this attempt is repeated.
+        """
+        return [] if self._media is None else await self._media(self._lease.event)
 
     # -- which attempt this is -----------------------------------------------------------------
 
@@ -184,19 +209,27 @@ class Event:
         self.effect = effect
 
     def emit(
-        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+        self,
+        source: str,
+        type: str,
+        payload: object,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        account: str | int | None = None,
     ) -> None:
         """Emit an event that exists if, and only if, this delivery is done: both are one commit (R54).
 
         It is stored, deduplicated and routed like one of `inbox.emit`. Without a key it gets one made of this event,
         this destination and its position among the events emitted here: the same in every attempt and replay, unless a
-        replay asked for a fresh id.
+        replay asked for a fresh id. It belongs to no account, unless one is given: `account=event.account`.
         """
         if self._is_over:
             raise ConfigError("This attempt is over: nothing can be emitted in it any more.")
         if key is None:
             key = f"{self.idempotency_key}/{self.destination}/{len(self._drafts) + 1}"
-        self._drafts.append(draft(source, type, payload, key, subject, hops_of(self._lease.event.request_head)))
+        hops = hops_of(self._lease.event.request_head)
+        self._drafts.append(draft(source, type, payload, key, subject, hops, account))
 
     def finish(self) -> list[Draft]:
         """Return what the handler has emitted, and refuse more. Called by the destination when the handler has

@@ -11,38 +11,76 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, Unpack
 
 import msgspec
 
-from oncehook import clock, routes, upkeep
+from oncehook import clock, portal, routes, upkeep
+from oncehook.account_definitions import account_from, read_secrets
+from oncehook.accounts import Account, AccountDirectory
 from oncehook.admin import Admin
+from oncehook.bodies import Bodies
 from oncehook.categories import Classify, check_classify
+from oncehook.define import Define
+from oncehook.definitions import Definitions
 from oncehook.destinations.base import Destination
-from oncehook.destinations.handler import Handler, HandlerDestination
+from oncehook.destinations.handler import Handler, HandlerDestination, TakesEvent, TakesTransaction, place_of
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
+from oncehook.human import nearest, suggest
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
-from oncehook.model import Arrival, Check, EventId, Expired, Headers, Item, Planned, StoredReplay, StoredWorker, digest
+from oncehook.media import (
+    KeptMedia,
+    MediaAccess,
+    MediaApi,
+    MediaDestination,
+    MediaKeeper,
+    MediaRoute,
+    read_token,
+    sweep_media,
+)
+from oncehook.model import (
+    Arrival,
+    BreakerChange,
+    Check,
+    DefinitionChanges,
+    EventId,
+    Expired,
+    Headers,
+    Item,
+    Planned,
+    StoredEvent,
+    StoredReplay,
+    StoredWorker,
+    digest,
+)
 from oncehook.observe import Observer
+from oncehook.portal import LINK_SECONDS
 from oncehook.reports import RunningReceiver
-from oncehook.settings import AppNames, Config, Loaded, RetentionConfig, build, load
-from oncehook.settings.build import Comparison, Encrypt
-from oncehook.settings.check import check_destination
+from oncehook.routes import Subscriptions, subscribers
+from oncehook.settings import AppNames, Config, Loaded, RetentionConfig, ServerConfig, build, load
+from oncehook.settings.build import Comparison, Encrypt, ObjectsSetting
+from oncehook.settings.check import MISSPELT, check_destination
 from oncehook.settings.read import read_program
+from oncehook.settings.stored import Vault, open_vault
 from oncehook.settings.tables import (
+    BodiesConfig,
     DestinationArguments,
     DestinationSettings,
     HandlerSettings,
+    MediaSettings,
+    ObjectsConfig,
     RouteSettings,
     SourceArguments,
     TermSettings,
 )
+from oncehook.settings.values import check_origins
 from oncehook.sources import Source
 from oncehook.sources import build as build_source
 from oncehook.store.base import NameIds, Store, StoreObserver, Taker
 from oncehook.upkeep import Sweep
-from oncehook.worker import Worker
+from oncehook.worker import Load, Worker
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -57,12 +95,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncehook.source")
 
 D = TypeVar("D", bound=Destination)
-F = TypeVar("F", bound=Handler)
+F = TypeVar("F", bound=TakesEvent | TakesTransaction)
 C = TypeVar("C", bound=Classify)
 
 
 READY_FOR: Final = 1.0
 """Seconds for which one successful write counts for all readiness probes."""
+
+READ_SECONDS: Final = 5.0
+"""Seconds that a thread waits for the inbox's loop to read routes."""
 
 DRAIN_SECONDS: Final = 25.0
 """Seconds that running attempts may take to end when the inbox stops."""
@@ -73,17 +114,29 @@ class RunningParts:
     """Parts of an inbox that are built on demand and ended by `stop`."""
 
     store: Store | None = None
-    routes: Mapping[str, list[routes.Route]] = field(default_factory=dict)
-    """Routes by source, once every name has its id in the store."""
+    bodies: Bodies | None = None
+    vault: Vault | None = None
+    definitions: Definitions | None = None
+    subscriptions: Subscriptions = field(default_factory=Subscriptions)
     routes_counted: int = -1
     """Number of routes when names got their ids."""
     receiver: Receiver | None = None
+    accounts: AccountDirectory | None = None
     receiver_count: int = 0
     """Receivers of the server that this process only receives for; 0: it also does the upkeep."""
     worker: Worker | None = None
+    build_worker: Callable[[], Worker] | None = None
+    """Builds the worker of an inbox that works, once there is a destination."""
+    load_by: Load | None = None
+    starting: asyncio.Task[None] | None = None
+    """The start of a worker whose first destination was stored while the inbox runs."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """The loop on which it was started."""
     sweep: Sweep | None = None
     draining: bool = False
     left_behind: int = 0
+    wrap: Callable[[Destination], Destination] = lambda destination: destination
+    """Called with each destination that a worker is built for; tests record what would be sent."""
 
 
 class StoreReports(StoreObserver):
@@ -114,6 +167,14 @@ class StoreReports(StoreObserver):
         if self._parts.worker is not None:
             self._parts.worker.note_expired(expired)
 
+    def note_breaker(self, change: BreakerChange) -> None:
+        if self._parts.worker is not None:
+            self._parts.worker.note_breaker(change)
+
+    def note_definitions(self, changes: DefinitionChanges) -> None:
+        assert self._parts.definitions is not None
+        self._parts.definitions.note(changes)
+
 
 class Inbox:
     """An inbox: sources, a store, destinations, and the routes between them."""
@@ -122,11 +183,23 @@ class Inbox:
     """Whether a file's settings are added to what a program defines."""
 
     def __init__(
-        self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True, encrypt: Encrypt | None = None
+        self,
+        store: str = "sqlite:./oncehook.db",
+        *,
+        migrate: bool = True,
+        encrypt: Encrypt | None = None,
+        bodies: ObjectsSetting | BodiesConfig | None = None,
+        archive: ObjectsSetting | ObjectsConfig | None = None,
     ) -> None:
-        """`encrypt`: the key under which payloads are kept, 32 random bytes as base64 or hex; a list while rotating."""
+        """`encrypt`: the key under which payloads are kept, 32 random bytes as base64 or hex; a list while rotating.
+
+        `bodies`: where large bodies are kept, a bucket's address or a folder, as in the settings; `archive`: where
+        events are written before they are pruned.
+        """
         self.store_url = store
         self.cipher = build.cipher_of(encrypt)
+        self.bodies_config = build.read_objects(BodiesConfig, "bodies", bodies)
+        self.archive_config = build.read_objects(ObjectsConfig, "archive", archive)
         self.observer = Observer(build.engine_of(store).value)
         self.sources: dict[str, Source] = {}
         self.routes: list[routes.Route] = []
@@ -141,12 +214,15 @@ class Inbox:
         """OpenTelemetry spans for arrivals and attempts; to be set before the start."""
         self.local_token = clock.random_bytes(32).hex()
         """For commands of the same user on this machine; new at every start, kept in the lock file only."""
+        self.address = ""
+        """Where the server of this process receives; empty where there is none."""
         self.emitter = Emitter(self)
         self._admin = Admin(self)
         self._parts = RunningParts()
         self._migrate = migrate
         self._ready_until = 0.0
         self._mounts: list[Mount] = []
+        self._keepers: dict[str, MediaKeeper] = {}
         self._created_at = clock.now_utc()
 
     @property
@@ -157,6 +233,29 @@ class Inbox:
         return self._parts.store
 
     @property
+    def vault(self) -> Vault:
+        """Encryption of stored secrets, with the keys of ONCEHOOK_SECRET_KEY. Raises ConfigError."""
+        if self._parts.vault is None:
+            self._parts.vault = open_vault(self.store_url)
+        return self._parts.vault
+
+    @property
+    def define(self) -> Define:
+        """Make, change and delete sources, destinations and routes while the inbox runs.
+
+        >>> made = await inbox.define.source("trigger-4", preset="n8n", secret="generate")
+        >>> made.address, made.secret
+        """
+        return Define(self)
+
+    @property
+    def bodies(self) -> Bodies:
+        """Place of large bodies."""
+        if self._parts.bodies is None:
+            self._parts.bodies = build.bodies_of(self.bodies_config, self.store_url, lambda: self.store)
+        return self._parts.bodies
+
+    @property
     def admin(self) -> Admin:
         """Questions and acts of people and programs."""
         return self._admin
@@ -164,7 +263,7 @@ class Inbox:
     def move_store(self, url: str) -> None:
         """Keep events at another address. Raises ConfigError once the inbox is started."""
         self._check_in_time("Another store")
-        self.store_url, self._parts.store = url, None
+        self.store_url, self._parts.store, self._parts.vault, self._parts.bodies = url, None, None, None
 
     @property
     def is_started(self) -> bool:
@@ -196,7 +295,9 @@ class Inbox:
     @classmethod
     def from_config(cls, config: Config) -> Self:
         """Build the inbox that checked settings describe."""
-        inbox = cls(config.store, migrate=config.migrate, encrypt=config.encrypt)
+        inbox = cls(
+            config.store, migrate=config.migrate, encrypt=config.encrypt, bodies=config.bodies, archive=config.archive
+        )
         inbox._define(config)
         inbox.limits = build.limits_of(config.watermark)
         inbox.retention = config.retention
@@ -211,11 +312,14 @@ class Inbox:
         both.store(self.store_url, build.is_same_store(self.store_url, loaded.config.store))
         both.encrypt(self.cipher, theirs := build.cipher_of(loaded.config.encrypt))
         limits, retention = both.limits(self.limits), both.retention(self.retention)
+        bodies = both.one_of("bodies", self.bodies_config, None, loaded.config.bodies)
+        archive = both.one_of("archive", self.archive_config, None, loaded.config.archive)
         both.end()
         if theirs.has_keys:
             self.cipher, self._parts.store = theirs, None
         self._define(loaded.config)
         self.limits, self.retention, self.settings = limits, retention, loaded
+        self.bodies_config, self.archive_config, self._parts.bodies = bodies, archive, None
         self._migrate = self._migrate and loaded.config.migrate
 
     def _define(self, config: Config) -> None:
@@ -223,8 +327,8 @@ class Inbox:
             self.add(Source(name, settings))
         for name, destination in config.destination.items():
             self.add_destination(build.destination_from(name, destination))
-        for one in config.route:
-            self.route(one.from_, one.to, **build.route_settings(one))
+        for index, one in enumerate(config.route):
+            self.route(one.from_, one.to, **build.route_settings(one)).index = index
 
     def check_names(self) -> None:
         """Raise ConfigError where a route, or a name in the file, leads nowhere."""
@@ -232,8 +336,20 @@ class Inbox:
             emitted = {route.source for route in self.routes}
             self.settings.tie(AppNames(self.sources, self.destinations, emitted))
         for route in self.routes:
-            if route.destination not in self.destinations:
-                raise ConfigError(f'A route from "{route.source}" leads to "{route.destination}", which is nowhere.')
+            destination = self.destinations.get(route.destination)
+            if destination is None:
+                raise ConfigError(
+                    f'A route from "{route.source}" leads to "{route.destination}", which is nowhere.',
+                    hint=suggest(route.destination, self.destinations),
+                )
+            # A program may emit under any name, so an unknown one is refused only where it looks misspelt.
+            misspelt = route.source not in self.sources and route.source not in self.destinations
+            if misspelt and (near := nearest(route.source, self.sources, MISSPELT)):
+                place = f" ({place_of(destination.handler)})" if isinstance(destination, HandlerDestination) else ""
+                raise ConfigError(
+                    f'"{route.destination}" handles events of "{route.source}", and there is no such source{place}.',
+                    hint=f'Did you mean "{near}"?',
+                )
 
     # -- sources -------------------------------------------------------------------------------
 
@@ -283,6 +399,8 @@ class Inbox:
         ... async def reply(event: Event) -> None: ...
         """
 
+        check_source_name(source)
+
         def register(handler: F) -> F:
             called = name or name_of(handler)
             read = build.read_handler(called, settings)
@@ -291,7 +409,12 @@ class Inbox:
                 self.add_destination(HandlerDestination(called, handler, terms, self.emitter))
             routing = build.route_settings(read)
             routing["when"] = {"type": type, **routing.get("when", {})}
-            self.route(source, called, **routing)
+            route = self.route(source, called, **routing)
+            if any(route.is_same(other) for other in self.routes[:-1]):
+                raise ConfigError(
+                    f'Handler "{called}" is registered twice for the same events of "{source}" ({place_of(handler)}).',
+                    hint="Remove one of the decorators, or narrow one of them: a type, or `when`.",
+                )
             return handler
 
         return register
@@ -344,8 +467,13 @@ class Inbox:
     def add_destination(self, destination: D) -> D:
         """Add a destination that is already built. Raises ConfigError when its name is taken."""
         self._check_in_time(f'Destination "{destination.name}"')
-        if destination.name in self.destinations:
-            raise ConfigError(f'Two destinations are called "{destination.name}".', hint="Give one of them a name.")
+        if (other := self.destinations.get(destination.name)) is not None:
+            places = [place_of(d.handler) for d in (other, destination) if isinstance(d, HandlerDestination)]
+            where = f" ({', '.join(places)})" if places else ""
+            raise ConfigError(
+                f'Two destinations are called "{destination.name}"{where}.',
+                hint="Give one of them a name of its own: `name=…`.",
+            )
         self.destinations[destination.name] = destination
         return destination
 
@@ -358,10 +486,22 @@ class Inbox:
 
     def plan_deliveries(self, arrival: Arrival, item: Item) -> Sequence[Planned]:
         """Return the deliveries that one event of an arrival makes."""
-        found = self._parts.routes.get(arrival.source)
+        definitions = self.definitions
+        found = definitions.routes.get(arrival.source)
+        if self._parts.subscriptions or definitions.version:
+            found = [*(found or ()), *self._find_subscriptions(arrival.source, item)]
         return routes.plan(found, arrival, item) if found else ()
 
+    def _find_subscriptions(self, source: str, item: Item) -> list[routes.Route]:
+        """Return the subscriptions that an event may match: of its account, and of destinations without one."""
+        found: list[routes.Route] = []
+        for account in (None,) if item.account is None else (None, item.account):
+            found += self._parts.subscriptions.of(account)
+            found += self.definitions.routes.get(subscribers(account), ())
+        return [one for one in found if routes.is_meant(one, source, item)]
+
     def _complete_routes(self) -> None:
+        self._route_media()
         self.routes += build.own_routes(self.destinations.values(), self.sources, self.routes)
         self.check_names()
 
@@ -373,11 +513,27 @@ class Inbox:
             self._assign_ids(self.store.register_names_blocking(self.sources, self.destinations))
 
     def _assign_ids(self, numbers: NameIds) -> None:
-        self._parts.routes = build.assign_ids(numbers, self.sources, self.destinations, self.routes)
+        self.definitions.set_own(build.assign_ids(numbers, self.sources, self.destinations, self.routes))
+        subscribed = (routes.subscribed(one.name, one.id, one.terms) for one in self.destinations.values())
+        self._parts.subscriptions = Subscriptions(chain.from_iterable(subscribed))
         self._parts.routes_counted = len(self.routes)
+        self.observer.destination_ids = {one.name: one.id for one in self.destinations.values()}
+        self.observer.source_ids = {one.name: one.id for one in self.sources.values()}
         self.observer.volumes = {
             one.name: (one.id, one.volume) for one in self.sources.values() if one.volume is not None
         }
+
+    async def _load_accounts(self, names: Sequence[str]) -> Mapping[str, Account]:
+        """Look accounts up by their names, and load the subscriptions of their destinations."""
+        if not self.definitions.version:
+            return {}
+        found = await self.store.find_accounts(names)
+        await self.definitions.load_routes([subscribers(one.name) for one in found.values()])
+        return {name: account_from(self.vault, one) for name, one in found.items() if one.is_enabled}
+
+    def _knows_account(self, account: str | None) -> bool:
+        """Tell whether what is known of an account can be used: no change is missed, its subscriptions are loaded."""
+        return self.definitions.is_current and (account is None or self.definitions.has_routes(subscribers(account)))
 
     # -- starting and stopping -----------------------------------------------------------------
 
@@ -389,18 +545,21 @@ class Inbox:
         self._complete_routes()
         at_work = [d for d in self.destinations.values() if work and (not only or d.name in only)]
         parts, store = self._parts, self.store
-        await self._open_store(works=bool(at_work))
+        await self._open_store(works=work)
         try:
+            await self.bodies.open()
             self._assign_ids(await store.register_names(self.sources, self.destinations))
+            await self.definitions.start()
             receiver = Receiver if self.traces is None else self.traces.receiver
-            parts.receiver = receiver(self.sources, store, self.plan_deliveries, self.observer, self._revive)
+            parts.accounts = AccountDirectory(self._load_accounts, self._knows_account, read_secrets)
+            more = (self._revive, self.definitions, parts.accounts, self.bodies)
+            parts.receiver = receiver(self.sources, store, self.plan_deliveries, self.observer, *more)
             parts.sweep = None if parts.receiver_count else self._build_sweep(works=work)
-            if at_work:
+            if work:
                 await store.note_recipients({d.id: digest(d.address.encode()) for d in at_work})
-                at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
-                parts.worker = Worker(store, at_work, self.observer, concurrency=concurrency)
-                self.observer.worker = parts.worker.id
-                await parts.worker.start()
+                parts.build_worker = lambda: self._build_worker(at_work, only, concurrency)
+                if at_work or self.definitions.version:
+                    await self._start_worker(parts.build_worker())
         except BaseException:
             await store.close()
             raise
@@ -410,21 +569,169 @@ class Inbox:
         for source in self.sources.values():
             for warning, hint in source.secret_warnings():
                 log.warning("source.secret", extra={"fields": {"warning": warning, "hint": hint}})
+        for name in sorted({route.source for route in self.routes} - self.sources.keys() - self.destinations.keys()):
+            hint = "Only events that the program emits under this name reach its routes."
+            log.info("source.emitted_only", extra={"fields": {"source": name, "hint": hint}})
+
+    def _build_worker(self, at_work: Sequence[Destination], only: Sequence[str], concurrency: int) -> Worker:
+        async def load(ids: Collection[int]) -> dict[int, Destination]:
+            found = await self.definitions.load_destinations(ids)
+            found = {id_: one for id_, one in found.items() if not only or one.name in only}
+            if found:
+                await self.store.note_recipients({id_: digest(d.address.encode()) for id_, d in found.items()})
+                self.observer.destination_ids |= {one.name: id_ for id_, one in found.items()}
+            return {id_: self._wrap(one) for id_, one in found.items()}
+
+        priorities = routes.priorities_of(self.routes)
+        wrapped = map(self._wrap, at_work)
+        worker = Worker(
+            self.store,
+            wrapped,
+            self.observer,
+            concurrency=concurrency,
+            priorities=priorities,
+            bodies=self.bodies,
+        )
+        if self.definitions.version:
+            worker.load_by(load)
+        self._parts.load_by = load
+        return worker
+
+    def _wrap(self, destination: Destination) -> Destination:
+        return self._parts.wrap(destination if self.traces is None else self.traces.destination(destination))
+
+    async def _start_worker(self, worker: Worker) -> None:
+        self._parts.worker = worker
+        self.observer.worker = worker.id
+        await worker.start()
+
+    # -- definitions that are stored while it runs ---------------------------------------------
+
+    def note_changed(self, destination_ids: Collection[int] | None) -> None:
+        """Have the worker load stored destinations anew; begin to work where they are the first ones."""
+        parts = self._parts
+        if parts.worker is not None:
+            if parts.load_by is not None:
+                parts.worker.load_by(parts.load_by)
+            parts.worker.forget(destination_ids)
+        elif parts.build_worker is not None and destination_ids and not parts.draining:
+            worker = parts.worker = parts.build_worker()
+            if parts.load_by is not None:
+                worker.load_by(parts.load_by)
+            parts.starting = asyncio.get_running_loop().create_task(self._start_worker(worker))
+
+    def note_source(self, source: Source) -> None:
+        self.observer.source_ids[source.name] = source.id
+        if source.volume is not None:
+            self.observer.volumes[source.name] = (source.id, source.volume)
+
+    async def load_routes(self, sources: Collection[str]) -> None:
+        if self.is_started:
+            await self.definitions.load_routes(sources)
+        elif self.store.lends_transactions:
+            await asyncio.to_thread(self.definitions.load_routes_blocking, sources)
+
+    def load_routes_blocking(self, sources: Collection[str]) -> None:
+        if not self.is_started:
+            self.definitions.load_routes_blocking(sources)
+        elif (loop := self._parts.loop) is not None and not all(map(self.definitions.has_routes, sources)):
+            # On a thread of a running inbox: its loop alone changes what is loaded.
+            asyncio.run_coroutine_threadsafe(self.definitions.load_routes(sources), loop).result(READ_SECONDS)
+
+    async def find_source(self, name: str) -> Source | None:
+        """Return a source by its name: the inbox's own, or a stored one."""
+        return await self.definitions.find_source(name)
+
+    def note_accounts(self, accounts: Collection[str] | None, *, is_over: bool) -> None:
+        if self._parts.accounts is not None:
+            self._parts.accounts.forget(accounts, is_over=is_over)
 
     async def _open_store(self, *, works: bool) -> None:
-        await self.store.open(StoreReports(self.observer, self._parts, works=works), migrate=self._migrate)
+        self._parts.definitions = Definitions(self)
+        self._parts.loop = asyncio.get_running_loop()
+        reports = StoreReports(self.observer, self._parts, works=works)
+        await self.store.open(reports, migrate=self._migrate)
 
     def _build_sweep(self, *, works: bool) -> Sweep:
         return Sweep(
             self.store,
             self.observer,
-            keep_events={s.id: keep for s in self.sources.values() if (keep := s.settings.keep_events) is not None},
+            keep_events=self.read_keep_events,
             otherwise=self.retention.keep_events,
             measure=self.admin.watermarks,
             works_for=self.destinations if works else None,
             worker=self._describe_worker,
             write_counts=self._write_all_counts,
+            sweep_objects=self._sweep_objects,
+            archive=build.archive_of(self.archive_config, self.store, self.bodies),
+            find_patience=self._find_patience,
         )
+
+    async def _sweep_objects(self) -> None:
+        await self.bodies.sweep()
+        await sweep_media(self.store, self.bodies)
+
+    async def _find_patience(self, names: Collection[str]) -> dict[str, tuple[int, float]]:
+        known = (await self.definitions.find_destinations(names)).values()
+        return {one.name: (one.id, after) for one in known if (after := one.terms.disable_after) is not None}
+
+    async def read_keep_events(self) -> dict[int, float]:
+        """Return how long events are kept, in seconds by source id, of the sources that say it."""
+        kept = {s.id: keep for s in self.sources.values() if (keep := s.settings.keep_events) is not None}
+        return {**await self.definitions.read_keep_events(), **kept}
+
+    # -- media ---------------------------------------------------------------------------------
+
+    def media_keeper(self, source: str) -> MediaKeeper | None:
+        """Return what fetches and keeps the files of a source's events; None where its preset knows no files."""
+        known = self.sources.get(source)
+        api = None if known is None else known.base.media_api
+        if known is None or api is None:
+            return None
+        if source not in self._keepers:
+            settings = known.settings.media or read_program(MediaSettings, ("source", source, "media"), {})
+            self._keepers[source] = MediaKeeper(
+                api,
+                lambda: self.bodies,
+                lambda: self.store,
+                lambda: self._media_access(known, api, settings),
+                most=settings.max_size,
+                types=settings.types,
+                allow_private=settings.allow_private,
+            )
+        return self._keepers[source]
+
+    def _media_access(self, source: Source, api: MediaApi, settings: Any) -> MediaAccess:
+        """Return what a source's files are fetched with: its own settings, or those of a sender of the same API."""
+        token, url = settings.token, settings.url
+        for destination in self.destinations.values():
+            theirs, key, address = getattr(destination, "media_access", ("", None, None))
+            if theirs == api.api and token is None:
+                token, url = key, url or (address if "url" in api.needs else None)
+        if token is None and api.signs_with_token and source.secrets:
+            token = source.secrets[0].decode("ascii", "replace")
+        return MediaAccess(read_token(token), url)
+
+    async def keep_media(self, event: StoredEvent) -> list[KeptMedia]:
+        """Return the files that an event refers to; those that are not kept yet are fetched from their provider."""
+        keeper = self.media_keeper(event.source)
+        return [] if keeper is None else await keeper.keep(event)
+
+    def _route_media(self) -> None:
+        """Add the destination that keeps media, and its route, for each source that asks for it."""
+        for source in self.sources.values():
+            name = f"{source.name}-media"
+            if source.settings.media is None or isinstance(self.destinations.get(name), MediaDestination):
+                continue
+            if self.bodies.objects is None:
+                raise ConfigError(
+                    f'Source "{source.name}" keeps media, and there is no place for them.',
+                    hint='Set bodies = "s3://bucket/prefix", or a folder.',
+                )
+            keeper = self.media_keeper(source.name)
+            assert keeper is not None, "its settings were checked"
+            self.add_destination(MediaDestination(name, source.name, keeper))
+            self.routes.append(MediaRoute(source.name, name, keeper))
 
     def wind_down(self) -> None:
         """Begin to stop: report not ready, and begin no new attempts."""
@@ -436,6 +743,9 @@ class Inbox:
         """Receive nothing more, let running attempts end, commit what was received, and close the store."""
         parts = self._parts
         parts.draining = True
+        if parts.starting is not None:
+            await asyncio.wait([parts.starting])
+        parts.build_worker = parts.starting = None
         if parts.worker is not None:
             await parts.worker.stop(patience)
             parts.left_behind = parts.worker.left_behind
@@ -446,10 +756,23 @@ class Inbox:
             await parts.sweep.stop()
             parts.sweep = None
             self.observer.sum_up()
-            await self.write_counts()
+            await self.write_counts(is_last=True)
             await self._write_refusals(is_last=True)
+        if parts.accounts is not None:
+            await parts.accounts.close()
+        await self.definitions.stop()
+        for keeper in self._keepers.values():
+            await keeper.close()
+        await self.bodies.close()
         await self.store.close()
-        parts.receiver = None
+        parts.receiver = parts.loop = None
+
+    @property
+    def definitions(self) -> Definitions:
+        """Its own definitions and those that are stored while it runs."""
+        if self._parts.definitions is None:
+            self._parts.definitions = Definitions(self)
+        return self._parts.definitions
 
     @property
     def worker(self) -> Worker | None:
@@ -535,38 +858,87 @@ class Inbox:
         self._mounts.append(made := Mount(self))
         return made
 
-    def dashboard(self, *, authorize: Authorize) -> ASGIApp:
+    def dashboard(self, *, authorize: Authorize, frame_ancestors: Sequence[str] = ()) -> ASGIApp:
         """Return dashboard and API, to mount in another: `app.mount("/inbox", inbox.dashboard(authorize=staff))`.
 
         `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer",
-        "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`.
+        "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`, the
+        portal of customers at `portal`: `inbox.portal_link(42, url="https://app.example.org/inbox")`. The sites of
+        `frame_ancestors` may show the portal in a frame.
         """
+        sites = check_origins(frame_ancestors)
+        from oncehook.web.asgi import WhileStarted
         from oncehook.web.dashboard import dashboard
         from oncehook.web.live import Broadcast
 
         self.observer.audience = stream = Broadcast()
-        return dashboard(self.admin, stream, authorize=authorize, ways_in=self._mounts)
+        app = dashboard(self, stream, authorize=authorize, ways_in=self._mounts, frame_ancestors=sites)
+        return WhileStarted(self, app)
+
+    def portal_link(
+        self, account: str | int, *, name: str = "", expires: str | float = LINK_SECONDS, url: str = ""
+    ) -> str:
+        """Return a link to the portal: the dashboard narrowed to an account, for your customer to open, or to be shown
+        in a frame. It works once, within `expires`. `name` is that of the person, for the audit log.
+
+        The link begins with `url`, with that of `[server.portal]`, or with the address of the server. Raises
+        SecretKeyMissing without ONCEHOOK_SECRET_KEY, which signs it.
+
+        >>> inbox.portal_link(42, url="https://hooks.example.org")
+        """
+        server = ServerConfig() if self.settings is None else self.settings.config.server
+        known = url or (server.portal.url if server.portal is not None else None) or self.address
+        if not known:
+            known = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}"
+        return known.rstrip("/") + portal.make_link(self.vault, account, name, expires)
 
     async def receive(
-        self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
+        self,
+        source: str,
+        headers: Headers | Mapping[str, str],
+        body: bytes,
+        *,
+        query: bytes = b"",
+        peer: str = "",
+        account: str | int = "",
     ) -> Receipt:
-        """Receive one arrival from a route of one's own. The receipt holds the reply to send."""
-        return await self.receiver.receive(Arrival(source, build.as_headers(headers), body, query, "POST", "", peer))
+        """Receive one arrival from a route of one's own. The receipt holds the reply to send.
+
+        `account` is what would stand in the address, for a source with `account = "address"`.
+        """
+        arrival = Arrival(source, build.as_headers(headers), body, query, "POST", "", peer, str(account))
+        return await self.receiver.receive(arrival)
 
     async def emit(
-        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+        self,
+        source: str,
+        type: str,
+        payload: object,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        account: str | int | None = None,
     ) -> str:
         """Store an event of one's own and route it like any other; return its id, or that of the first one with its
         key.
 
-        `source` names where it comes from ("app") and need not be configured as a source of arrivals.
+        `source` names where it comes from ("app") and need not be configured as a source of arrivals. `account` is the
+        id of whom it belongs to: key and subject count within it, and its destinations may subscribe to it.
         """
         if not self.is_started:
             raise NotStarted
-        return await self.emitter.emit(draft(source, type, payload, key, subject))
+        return await self.emitter.emit(draft(source, type, payload, key, subject, account=account))
 
     async def emit_in(
-        self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+        self,
+        tx: Any,
+        source: str,
+        type: str,
+        payload: object,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        account: str | int | None = None,
     ) -> str:
         """Emit in a transaction of your own (PostgreSQL): the event exists if, and only if, that commits.
 
@@ -574,14 +946,22 @@ class Inbox:
         touches are locked until you commit.
         """
         await asyncio.to_thread(self._register_names_blocking)
-        return await self.emitter.emit_in(tx, draft(source, type, payload, key, subject))
+        return await self.emitter.emit_in(tx, draft(source, type, payload, key, subject, account=account))
 
     def emit_in_blocking(
-        self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+        self,
+        tx: Any,
+        source: str,
+        type: str,
+        payload: object,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        account: str | int | None = None,
     ) -> str:
         """Emit like `emit_in`, in code without `await`: `tx` is psycopg's `Connection`, Django's, or SQLAlchemy's."""
         self._register_names_blocking()
-        return self.emitter.emit_in_blocking(tx, draft(source, type, payload, key, subject))
+        return self.emitter.emit_in_blocking(tx, draft(source, type, payload, key, subject, account=account))
 
     async def send_message(self, destination: str, message: Message, *, key: str | None) -> str:
         """Emit a message to a sender: kept, retried, and sent once per key unless a person replays it.
@@ -593,8 +973,10 @@ class Inbox:
         from oncehook.whatsapp.destination import SenderDestination
         from oncehook.whatsapp.messages import type_of
 
+        if not self.is_started:
+            raise NotStarted
         sender = self.destinations.get(destination)
-        there = any(route.destination == destination for route in self._parts.routes.get(destination, ()))
+        there = any(route.destination == destination for route in self.definitions.routes.get(destination, ()))
         if not isinstance(sender, SenderDestination) or not there:
             raise ConfigError(f'Nothing that is emitted as "{destination}" goes to a sender of that name.')
         subject = sender.subject_of(message)
@@ -602,10 +984,15 @@ class Inbox:
 
     # -- looking after itself ------------------------------------------------------------------
 
-    async def write_counts(self) -> None:
-        """Write the counts of rejections and of volume, outside the commits of arrivals: a flood of forgeries costs few
-        fsyncs."""
-        rejections, counts = self.observer.take_counts()
+    def kept_for(self) -> Mapping[str, float]:
+        """Return for how many seconds finished events are kept: by source, and as "" for all others."""
+        own = {name: keep for name, one in self.sources.items() if (keep := one.settings.keep_events) is not None}
+        return {"": self.retention.keep_events, **own}
+
+    async def write_counts(self, *, is_last: bool = False) -> None:
+        """Write the counts of rejections, of volume and of how attempts went, outside the commits of arrivals and
+        settlements: a flood of forgeries costs few fsyncs, and charts cost the hot path nothing."""
+        rejections, counts = self.observer.take_counts(everything=is_last)
         if not counts:
             return
         with contextlib.suppress(StoreUnavailable):
@@ -646,8 +1033,18 @@ class Inbox:
         return self.observer.exposition(size)
 
     async def check(self) -> list[Check]:
-        """Check the store's conservation laws, for `doctor`."""
-        return await self.store.check()
+        """Check the store's conservation laws and its large bodies, for `doctor`."""
+        return [*await self.store.check(), *await self.bodies.check()]
+
+
+def check_source_name(source: object) -> None:
+    """Refuse anything but a name, such as the function under a decorator without parentheses."""
+    if isinstance(source, str):
+        return
+    place = f" ({place_of(source)})" if callable(source) else ""
+    raise ConfigError(
+        f"`inbox.on` needs the name of a source{place}.", hint='Write @inbox.on("stripe"), with parentheses.'
+    )
 
 
 def name_of(handler: Handler) -> str:

@@ -23,7 +23,20 @@ from oncehook import __version__, clock, model
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
 from oncehook.logs import plain, ration
-from oncehook.model import Arrival, Expired, Item, Lease, Mark, Outcome, Rejection, Settle, Settlement, StoredReplay
+from oncehook.model import (
+    Arrival,
+    BreakerChange,
+    Expired,
+    Item,
+    Lease,
+    Mark,
+    Outcome,
+    Rejection,
+    Settle,
+    Settlement,
+    StoredReplay,
+)
+from oncehook.rejections import Samples
 from oncehook.reports import RunningReceiver
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
@@ -137,6 +150,10 @@ class Histogram(Instrument):
         row[bisect_left(self._buckets, value)] += 1
         row[-1] += value
 
+    def row(self, label: str) -> Sequence[float]:
+        """Return the count of each bucket so far, and the count beyond all of them."""
+        return self._rows.get(label, [0] * (len(self._buckets) + 2))[:-1]
+
     def take(self) -> list[Row]:
         rows, self._rows = self._rows, {}
         return [((label,) if isinstance(label, str) else label, row) for label, row in rows.items()]
@@ -184,6 +201,14 @@ class _NoFollowers:
 
 _FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _ATTEMPTS: Final = (*_FAST, 10.0, 30.0, 60.0)
+TOOK: Final = tuple(f"took:{limit:g}" for limit in (*_ATTEMPTS, float("inf")))
+"""Counters of attempts by how long they took, at most so many seconds each and more than the one before."""
+ACKED: Final = tuple(f"ack:{limit:g}" for limit in (*_FAST, float("inf")))
+"""Counters of arrivals by how long their answer took."""
+MOST_ATTEMPTS: Final = 10
+"""Attempts of one run that are counted by number; later ones count as the last of these."""
+SPREAD_PACE: Final = 5.0
+"""Seconds between two writes of how attempts went."""
 _SLOW: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0, 86400.0)
 _SIZES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
 
@@ -212,6 +237,7 @@ class Observer:
         self._sizes = Histogram(all_, "oncehook_arrival_size_bytes", "Size of bodies", "source", buckets=_SIZES)
         self._unkeyed = Counter(all_, "oncehook_unkeyed", "Events accepted although no key was found", "source")
         self._unparsed = Counter(all_, "oncehook_unparsed", "Verified events whose body could not be read", "source")
+        self._unmapped = Counter(all_, "oncehook_unmapped", "Events whose account nobody has defined", "source")
         self._same_bodies = Counter(
             all_, "oncehook_same_bodies", "Events whose signed body had come before under another key", "source"
         )
@@ -226,6 +252,10 @@ class Observer:
         self._lost = Counter(all_, "oncehook_leases_lost", "Leases that ended before their attempt did", "destination")
         self._expired = Counter(all_, "oncehook_leases_expired", "Leases that ran out and were taken over here")
         self._expired.add(by=0)
+        self._breaker_opened = Counter(
+            all_, "oncehook_breaker_opened", "Times that a breaker has opened here", "destination"
+        )
+        self._breaker_open = Gauge(all_, "oncehook_breaker_open", "1 while nothing is sent to it", "destination")
         self._replayed = Counter(all_, "oncehook_replayed", "Replayed deliveries by outcome", "destination", "outcome")
         self._deliveries = Gauge(all_, "oncehook_deliveries", "Deliveries by status", "destination", "status")
         self._dead = Gauge(all_, "oncehook_dead_letters", "Dead letters", "destination")
@@ -242,10 +272,21 @@ class Observer:
         self._store_size = Gauge(all_, "oncehook_store_size_bytes", "Bytes the store takes on disk")
         Gauge(all_, "oncehook_build_info", "Version and store", "version", "store").set(1, __version__, engine)
         self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
-        self._counts: collections.Counter[tuple[int, str]] = collections.Counter()
+        self._samples = Samples()
+        self._counts: collections.Counter[tuple[int, int, str]] = collections.Counter()
+        """By source id, destination id (0: none) and name."""
+        self.destination_ids: dict[str, int] = {}
+        """Ids in the store of the destinations whose attempts are counted for charts."""
+        self.source_ids: dict[str, int] = {}
+        """Ids of the sources whose answers are."""
+        self._tried: collections.Counter[tuple[int, str]] = collections.Counter()
+        """Attempts by number and outcome, except first ones that succeeded."""
+        self._spread: dict[tuple[str, str], Sequence[float]] = {}
+        """Histograms of attempts and of acks as they were last handed to the store, by kind and name."""
+        self._spread_due = 0.0
         self._summed = (self._arrivals.values(), self._attempts.values())
         """Counts that `sum_up` has logged already."""
-        self.volumes: Mapping[str, tuple[int, re.Pattern[str]]] = {}
+        self.volumes: dict[str, tuple[int, re.Pattern[str]]] = {}
         """Sources with volume types: their id in the store, and a pattern of these types."""
         self.audience: LiveStream = _NoFollowers()
         self.refusals = Refusals()
@@ -302,6 +343,8 @@ class Observer:
         if len(outcomes) == 1 and items:
             item = items[0]
             fields |= {"type": item.type, "event_id": ids[0], "key": item.key, "subject": item.subject}
+            if item.account is not None:
+                fields["account"] = item.account
             if item.marks:
                 fields["marks"] = [mark.name for mark in item.marks]
             if item.same_as is not None:
@@ -318,10 +361,12 @@ class Observer:
         # An unknown source's name is untrusted: never used as a label, and never logged unescaped.
         name = "unknown" if source is None else source.name
         self._arrivals.add(name, "rejected")
-        self._counts[0 if source is None else source.id, "rejected"] += 1
+        self._counts[0 if source is None else source.id, 0, "rejected"] += 1
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
-        named, size = plain(arrival.source[:63]), len(arrival.body)
-        self._rejections.append(Rejection(named, clock.now_utc(), error.code, reason, arrival.peer, size))
+        named, size = plain(arrival.source[:63]) if source is None else name, len(arrival.body)
+        rejection = Rejection(named, clock.now_utc(), error.code, reason, arrival.peer, size)
+        self._rejections.append(rejection)
+        self._samples.add(rejection, source, arrival)
         fields: dict[str, object] = {
             "source": named, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size,
         }  # fmt: skip
@@ -346,6 +391,8 @@ class Observer:
             self._unkeyed.add(source)
         if Mark.unparsed in marks:
             self._unparsed.add(source)
+        if Mark.unmapped in marks:
+            self._unmapped.add(source)
         if Mark.same_body in marks:
             self._same_bodies.add(source)
 
@@ -354,19 +401,47 @@ class Observer:
         # Outcomes of ignored parts of a batch follow those of its items.
         for item, outcome in zip(items, outcomes, strict=False):
             if outcome == Outcome.accepted and types.match(item.type):
-                self._counts[number, "volume"] += 1
+                self._counts[number, 0, "volume"] += 1
 
-    def take_counts(self) -> tuple[list[Rejection], collections.Counter[tuple[int, str]]]:
-        """Return the rejections (a bounded number) and the counts of `rejected` and `volume` since the last call, for
-        the store."""
+    def take_counts(
+        self, *, everything: bool = False
+    ) -> tuple[list[Rejection], collections.Counter[tuple[int, int, str]]]:
+        """Return the rejections (a bounded number) and the counts since the last call, for the store: `rejected` and
+        `volume` of sources, and every few seconds, or with `everything`, how attempts of destinations went."""
+        self._samples.take()
         gathered, self._rejections = list(self._rejections), deque(maxlen=KEPT_REJECTIONS)
         counts, self._counts = self._counts, collections.Counter()
+        if everything or clock.steady() >= self._spread_due:
+            self._spread_due = clock.steady() + SPREAD_PACE
+            self._count_spread(counts)
         return gathered, counts
+
+    def _count_spread(self, counts: collections.Counter[tuple[int, int, str]]) -> None:
+        """Count how long attempts and answers took, from what the histograms of the metrics have gained: neither pays
+        for it."""
+        for (number, what), n in self._tried.items():
+            counts[0, number, what] += n
+        self._tried.clear()
+        for name, number in self.destination_ids.items():
+            for bucket, n in self._gain("took", name, self._durations.row(name), TOOK):
+                counts[0, number, bucket] += n
+        for name, number in self.source_ids.items():
+            for bucket, n in self._gain("ack", name, self._acks.row(name), ACKED):
+                counts[number, 0, bucket] += n
+
+    def _gain(self, kind: str, name: str, row: Sequence[float], buckets: Sequence[str]) -> Iterable[tuple[str, int]]:
+        """Return what a histogram has gained since it was last handed to the store."""
+        before = self._spread.get((kind, name)) or [0] * len(row)
+        self._spread[kind, name] = row
+        return [(bucket, int(n - known)) for bucket, n, known in zip(buckets, row, before, strict=True) if n > known]
 
     def take_observed(self) -> Observed:
         """Return what was counted since the last call, for the process that shows and writes it."""
+        self._spread_due = float("inf")  # the histograms travel as they are, and are counted where they are shown
         rejections, counts = self.take_counts()
-        return Observed(self.registry.take(), rejections, [(source, what, n) for (source, what), n in counts.items()])
+        return Observed(
+            self.registry.take(), rejections, [(source, what, n) for (source, _, what), n in counts.items()]
+        )
 
     def add_observed(self, observed: Observed) -> int:
         """Count what a receiver has counted; returns how many arrivals it has answered."""
@@ -374,7 +449,7 @@ class Observer:
         answered = observed.instruments[self.registry.instruments.index(self._acks)]
         self._rejections.extend(observed.rejections)
         for source, what, n in observed.counts:
-            self._counts[source, what] += n
+            self._counts[source, 0, what] += n
         return sum(int(sum(row[:-1])) for _, row in answered)
 
     def receiver_ended(self, number: int) -> None:
@@ -395,6 +470,10 @@ class Observer:
             self._deaths.add(name)
         if lease.delivery.replay_id is not None and settled.what is not Settle.retry:
             self._replayed.add(name, outcome)
+        if lease.delivery.attempt > 1 or settled.what is not Settle.done:
+            # The first attempt that succeeds is the rest of all attempts: the usual case counts nothing here.
+            word = "done" if settled.what is Settle.done else "failed"
+            self._tried[destination.id, f"{word}:{min(lease.delivery.attempt, MOST_ATTEMPTS)}"] += 1
         level = _LEVELS[settled.what]
         if level == logging.DEBUG and self.verbose:
             level = logging.INFO
@@ -431,6 +510,17 @@ class Observer:
         }
         attempt_log.warning("lease.expired", extra={"fields": fields})
 
+    def breaker(self, destination: Destination, change: BreakerChange) -> None:
+        """Log, count and publish a breaker that has opened or closed: from then on nothing, or all, is sent."""
+        fields: dict[str, object] = {"destination": destination.name, "failures": change.failures}
+        if change.open_until is None:
+            attempt_log.info("breaker.closed", extra={"fields": fields | {"worker": self.worker}})
+        else:
+            self._breaker_opened.add(destination.name)
+            fields["until"] = change.open_until.isoformat(timespec="milliseconds")
+            attempt_log.warning("breaker.opened", extra={"fields": fields | {"worker": self.worker}})
+        self.audience.publish("breaker", {"state": "closed" if change.open_until is None else "open", **fields})
+
     def replay_over(self, replay: StoredReplay) -> None:
         """Log a replay that is done, or was aborted."""
         fields: dict[str, object] = {
@@ -443,6 +533,12 @@ class Observer:
             "actor": replay.actor,
         }
         replay_log.info("replay.done", extra={"fields": fields})
+
+    def disabled(self, destination: str, reason: str) -> None:
+        """Log a destination that was paused because it has failed for too long."""
+        fields = {"destination": destination, "reason": reason, "hint": f"oncehook resume {destination}"}
+        self.audience.publish("disabled", fields)
+        log.warning("destination.disabled", extra={"fields": fields})
 
     def watermark(self, mark: Watermark) -> None:
         """Log a watermark that was just crossed, or is back below its limit."""
@@ -466,6 +562,7 @@ class Observer:
                 self._deliveries.set(getattr(level, status), name, status)
             self._dead.set(level.dead, name)
             self._oldest.set(level.oldest_due or 0.0, name)
+            self._breaker_open.set(int(level.open_until is not None), name)
 
     def exposition(self, store_size: int | None) -> bytes:
         """Return the metrics in Prometheus's text format."""
@@ -536,6 +633,7 @@ def _attempt_fields(destination: str, settled: Settlement, worker: str | None) -
         "note": settled.note,
         "key": lease.event.key,
         "subject": lease.event.subject,
+        "account": lease.event.account,
         "worker": worker,
         "event_id": str(lease.event.id),
         "delivery_id": str(lease.delivery.id),

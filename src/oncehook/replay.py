@@ -28,6 +28,7 @@ from oncehook.model import (
     Filter,
     IdT,
     Level,
+    PlannedFor,
     PlanSnapshot,
     ReplayPlan,
     StoredDelivery,
@@ -48,9 +49,7 @@ class ReplayRequest(msgspec.Struct, frozen=True):
 
     def without_subject(self) -> ReplayRequest:
         """Return the request with the subject's hash instead of its text."""
-        subject = self.filter.subject
-        hidden = None if subject is None else f"#{subject_hash(subject)}"
-        return replace(self, filter=replace(self.filter, subject=hidden))
+        return replace(self, filter=_without_subject(self.filter))
 
     def about(self) -> dict[str, object]:
         """Return the request as text, to be stored with the replay."""
@@ -61,6 +60,14 @@ class ReplayRequest(msgspec.Struct, frozen=True):
             "rate": None if self.rate is None else show_rate(self.rate),
             "command": command(self),
         }
+
+
+def _without_subject(filter: Filter) -> Filter:
+    def hide(others: Sequence[Filter] | None) -> Sequence[Filter] | None:
+        return None if others is None else tuple(map(_without_subject, others))
+
+    hidden = None if filter.subject is None else f"#{subject_hash(filter.subject)}"
+    return replace(filter, subject=hidden, without=hide(filter.without), either=hide(filter.either))
 
 
 class Recipient(msgspec.Struct, frozen=True):
@@ -75,6 +82,10 @@ class Recipient(msgspec.Struct, frozen=True):
     """True where its breaker is open, or its last deliveries have failed."""
     changed: int
     """Deliveries of the plan that first went to another address."""
+    by_status: Mapping[DeliveryStatus, int] = msgspec.field(default_factory=dict)
+    left_out: Mapping[DeliveryStatus, int] = msgspec.field(default_factory=dict)
+    refused: int = 0
+    """Deliveries of the plan that were refused for good when they were tried last."""
 
     @property
     def moved(self) -> str:
@@ -91,8 +102,19 @@ class Recipient(msgspec.Struct, frozen=True):
         elif self.paused:
             found.append(f"{self.destination} is paused: nothing is sent before it is resumed.")
         elif self.failing:
-            found.append(f"{self.destination} is failing right now: these may become dead letters again.")
+            unless = "unless that is mended, these may become dead letters again"
+            found.append(f"{self.destination} failed its last attempts: {unless}.")
+        if self.refused and self.kind != "gone":
+            found.append(self.doomed)
         return [*found, self.moved] if self.changed else found
+
+    @property
+    def doomed(self) -> str:
+        """Sentence about deliveries that were refused for good, which another attempt rarely changes."""
+        if self.refused == self.count == 1:
+            return f"{self.destination} refused this for good; it will probably fail again."
+        many = "These were" if self.refused == self.count else f"{self.refused:,} of {self.count:,} were"
+        return f"{many} refused for good; {self.refused:,} will probably fail again."
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -122,8 +144,13 @@ class Plan(msgspec.Struct, frozen=True):
         """Differences from the first run that receivers see."""
         seen = []
         if any(recipient.kind == "sender" for recipient in self.recipients):
-            seen.append("Whoever got a message already gets it a second time: WhatsApp cannot tell.")
+            seen.append("People who already received the message will get it again.")
         return seen if self.goes_only_to("sender") else [*seen, *self._seen_by_receivers()]
+
+    @property
+    def visible_to_people(self) -> list[str]:
+        """The part of it that is not about ids."""
+        return self.visible[:1] if any(recipient.kind == "sender" for recipient in self.recipients) else []
 
     @property
     def warnings(self) -> list[str]:
@@ -145,7 +172,7 @@ class Plan(msgspec.Struct, frozen=True):
             fresh = "a new webhook-id" if self.request.fresh_id else "the same webhook-id and Idempotency-Key as before"
             seen = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
         if not self.request.fresh_id:
-            seen.append("One that deduplicates may leave it out; a fresh id (--fresh-id) would be new to it.")
+            seen.append("Whoever deduplicates by it will ignore these; sent as new (--fresh-id), each has a fresh one.")
         return seen
 
 
@@ -171,6 +198,7 @@ def build_plan(
                 levels.get(name, Level()),
                 counted.changed.get(name, 0),
                 "elsewhere" if name in elsewhere else "gone",
+                counted.parts.get(name, PlannedFor()),
             )
             for name, n in counts.items()
         ],
@@ -185,7 +213,13 @@ def build_plan(
 
 
 def _recipient(
-    name: str, count: int, destination: Destination | None, level: Level, changed: int, otherwise: str
+    name: str,
+    count: int,
+    destination: Destination | None,
+    level: Level,
+    changed: int,
+    otherwise: str,
+    part: PlannedFor,
 ) -> Recipient:
     return Recipient(
         destination=name,
@@ -195,6 +229,9 @@ def _recipient(
         paused=level.paused_at is not None,
         failing=level.failures > 0 or level.open_until is not None,
         changed=0 if destination is None else changed,
+        by_status=part.by_status,
+        left_out=part.left_out,
+        refused=part.refused,
     )
 
 

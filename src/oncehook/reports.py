@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -18,18 +18,23 @@ from oncehook.human import show_span
 from oncehook.model import (
     ArrivalId,
     Breaker,
+    Check,
     DeliveryStatus,
     EventDetails,
     Figures,
     Level,
     Outcome,
+    Rejection,
     SchemaState,
+    StoredAttempt,
+    StoredDefinition,
     StoredDelivery,
     StoredWorker,
     unpack_head,
 )
 from oncehook.retry import Policy
 from oncehook.routes import Route
+from oncehook.settings.stored import show
 from oncehook.sources import Source
 from oncehook.upkeep import Watermark
 from oncehook.verify import Either, Nothing, Scheme, StandardWebhooks
@@ -75,6 +80,65 @@ def without_values(request: ShownRequest) -> ShownRequest:
     )
 
 
+class SentRequest(msgspec.Struct, frozen=True):
+    """The request of an attempt, with secrets masked; its body is the event's."""
+
+    method: str
+    url: str
+    headers: Sequence[tuple[str, str]]
+    signed: str | None
+    """What the signature is over, with `{body}` for the event's body; None for a request without signature."""
+
+
+class ReceivedResponse(msgspec.Struct, frozen=True):
+    """The answer to an attempt, as far as it is kept."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: str
+    """The first bytes, as text."""
+
+
+class CallSteps(msgspec.Struct, frozen=True):
+    """Seconds that the steps of a call took; None for a step that was not needed or did not end."""
+
+    dns: float | None = None
+    connect: float | None = None
+    tls: float | None = None
+    first_byte: float | None = None
+    total: float | None = None
+
+
+def sent_request(attempt: StoredAttempt) -> SentRequest | None:
+    exchange = attempt.exchange
+    if exchange is None:
+        return None
+    headers = [(name, MASK if _is_credential(name) else value) for name, value in exchange.headers.items()]
+    signed = None
+    if "webhook-signature" in exchange.headers:
+        signed = f"{exchange.headers.get('webhook-id', '')}.{exchange.headers.get('webhook-timestamp', '')}.{{body}}"
+    return SentRequest(exchange.method, exchange.address, headers, signed)
+
+
+def received_response(attempt: StoredAttempt) -> ReceivedResponse | None:
+    if attempt.evidence.status is None:
+        return None
+    exchange = attempt.exchange
+    lines = exchange.received.decode("utf-8", "replace").split("\r\n") if exchange and exchange.received else []
+    pairs = [line.partition(": ") for line in lines]
+    headers = [(name, MASK if _is_credential(name) else value) for name, _, value in pairs]
+    return ReceivedResponse(
+        attempt.evidence.status, headers, (attempt.evidence.answer or b"").decode("utf-8", "replace")
+    )
+
+
+def call_steps(attempt: StoredAttempt) -> CallSteps | None:
+    exchange = attempt.exchange
+    if exchange is None:
+        return None
+    return CallSteps(*(None if one is None else round(one, 6) for one in exchange.times))
+
+
 def _is_credential(name: str) -> bool:
     return len(name) <= 200 and _CREDENTIAL.fullmatch(name) is not None
 
@@ -91,6 +155,8 @@ class ShownEvent(msgspec.Struct, frozen=True):
     """Whether it covers the key's place."""
     size: int
     """Bytes of the body; the event itself has none where payloads are hidden."""
+    unreadable: str | None = None
+    """Reason why a body that is kept apart cannot be shown."""
 
     @property
     def covers(self) -> str | None:
@@ -98,6 +164,17 @@ class ShownEvent(msgspec.Struct, frozen=True):
         if self.body_authenticated is None or self.key_authenticated is None:
             return None
         return describe_coverage(self.body_authenticated, self.key_authenticated)
+
+
+class ShownRejection(msgspec.Struct, frozen=True):
+    """A rejected arrival, for its owner."""
+
+    rejection: Rejection
+    request: ShownRequest | None
+    """None where no head was kept, or payloads are hidden."""
+    text: str | None
+    """The first bytes of the body as text."""
+    diagnosis: str | None
 
 
 class ShownArrival(msgspec.Struct, frozen=True):
@@ -135,6 +212,16 @@ class ShownSource(msgspec.Struct, frozen=True):
     last_arrival: datetime | None
     figures: Mapping[str, int]
     """Counts of the last 24 hours."""
+    origin: str = "program"
+    """What defines it: file, program or store."""
+    place: str | None = None
+    """Of what a file defines: the file and the line."""
+    account: str | None = None
+    is_enabled: bool = True
+    settings: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Of a stored one: its settings as given, of secrets only that they are set."""
+    trouble: str | None = None
+    """Why a stored one cannot be used here."""
 
     @property
     def proven(self) -> str:
@@ -159,10 +246,22 @@ class ShownDestination(msgspec.Struct, frozen=True):
     breaker: str
     """`closed`, `open`, or `half_open` when its time has passed and no probe was made yet."""
     holding: Breaker
+    origin: str = "program"
+    """What defines it: file, program or store."""
+    place: str | None = None
+    """File and line of its settings, or of its handler."""
+    account: str | None = None
+    is_enabled: bool = True
+    settings: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Of a stored one: its settings as given, of secrets only that they are set."""
+    trouble: str | None = None
+    """Why a stored one cannot be used here."""
 
     @property
     def state(self) -> str:
-        """State as all interfaces name it: `paused`, `held_back`, `failing` or `ready`."""
+        """State as all interfaces name it: `disabled`, `paused`, `held_back`, `failing` or `ready`."""
+        if not self.is_enabled:
+            return "disabled"
         if self.level.paused_at is not None:
             return "paused"
         if self.breaker != "closed":
@@ -212,7 +311,105 @@ class System(msgspec.Struct, frozen=True):
     """The process that owns the store's file; None where the store is a server."""
 
 
+class Health(msgspec.Struct, frozen=True):
+    """The store's growth and upkeep, for those who see the whole inbox."""
+
+    growth: float | None
+    """Bytes that the store grows by in a day, over what is known of the last week; None where too little is known."""
+    free_disk: float | None
+    """The free part of its disk, from 0 to 1; None for a server's."""
+    free_bytes: int | None
+    """The free bytes of its disk."""
+    full_in: float | None
+    """Days until the disk is full at this growth; None where it does not grow, or that cannot be told."""
+    keep_events: Mapping[str, float]
+    """Seconds for which finished events are kept, by source; "" for all others."""
+    keep_keys: Mapping[str, float]
+    """Seconds for which keys are remembered, by source."""
+    expired: Mapping[str, int]
+    """Leases that ran out in the last 24 hours, by destination."""
+    findings: Sequence[Check]
+    """What `doctor` finds that can be told at once."""
+
+
+def growth(sizes: Sequence[tuple[datetime, int]], size: int, now: datetime) -> float | None:
+    """Return the bytes a day by which the store has grown in the last week, from its noted sizes and its size now.
+
+    None where less than an hour is known: a new store grows in leaps.
+    """
+    week = [(at, n) for at, n in sizes if (now - at).total_seconds() <= 7 * 86_400]
+    if not week or (now - week[0][0]).total_seconds() < 3600:
+        return None
+    return (size - week[0][1]) / (now - week[0][0]).total_seconds() * 86_400
+
+
 # -- what is set up ----------------------------------------------------------------------------
+
+
+class ShownRoute(msgspec.Struct, frozen=True):
+    """A route: its ends, its conditions and options."""
+
+    id: str | None
+    """`rte_…` for a stored one."""
+    source: str
+    destination: str
+    when: Mapping[str, Any]
+    coalesce: bool | str | None
+    latest_wins: bool
+    on_dead: str
+    origin: str = "program"
+    """What defines it: file, program or store."""
+    place: str | None = None
+    """Of what a file defines: the file and the line."""
+    account: str | None = None
+    is_enabled: bool = True
+    settings: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Of a stored one: its settings as given, of secrets only that they are set."""
+    trouble: str | None = None
+    """Why a stored one cannot be used here."""
+
+    @property
+    def condition(self) -> str:
+        """Its filter in short, for people; empty where it takes everything."""
+        return ", ".join(
+            (wanted if isinstance(wanted, str) else " | ".join(wanted))
+            if place == "type"
+            else f"{place} {wanted if isinstance(wanted, str) else ' | '.join(wanted)}"
+            for place, wanted in self.when.items()
+            if wanted not in ("*", ["*"])
+        )
+
+
+def show_route(route: Route, id: str | None = None) -> ShownRoute:
+    settings = route.settings
+    ends = (route.source, route.destination)
+    return ShownRoute(id, *ends, settings.when, settings.coalesce, settings.latest_wins, settings.on_dead)
+
+
+def show_unusable_source(definition: StoredDefinition, trouble: str) -> ShownSource:
+    """Show a stored source that cannot be built here: its key is missing, or its settings do not hold any more."""
+    preset = show(definition).get("preset")
+    return ShownSource(
+        name=definition.name,
+        preset=preset if isinstance(preset, str) else None,
+        title=None,
+        address="/in/" + definition.name,
+        public_url=None,
+        hidden="path" in show(definition),
+        verifier="unknown",
+        unverified=False,
+        body_authenticated=False,
+        key_authenticated=False,
+        loopback_only=False,
+        secrets=0,
+        key="",
+        subject="",
+        type="",
+        destinations=(),
+        last_arrival=None,
+        figures={},
+        trouble=trouble,
+    )
 
 
 def show_source(
@@ -242,7 +439,11 @@ def show_source(
 
 
 def show_destination(
-    destination: Destination, routes: Iterable[Route], level: Level, figures: Mapping[str, int], now: datetime
+    destination: Destination,
+    routes: Iterable[Route],
+    level: Level,
+    figures: Mapping[str, int],
+    now: datetime,
 ) -> ShownDestination:
     terms = destination.terms
     return ShownDestination(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from oncehook.errors import ConfigError
+from oncehook.human import nearest
 from oncehook.logs import ration
 from oncehook.model import Arrival, Headers
 from oncehook.payload import (
@@ -237,6 +238,8 @@ class _Composite(msgspec.Struct, frozen=True):
         return all(isinstance(part, _Literal) for part in self.parts)
 
 
+_BARE: Final = re.compile(r"[A-Za-z_][\w.\[\]-]*", re.ASCII)
+"""A path that lacks its beginning."""
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -258,7 +261,16 @@ def _parse_place(text: object) -> _Simple:
         raise ConfigError(f'The place "{text}" cannot be optional: only a part of a composite can.', hint=ALLOWED)
     if prefix in ("header", "query", "form", "literal"):
         raise ConfigError(f'The place "{text}" does not name what to look for after "{prefix}:".', hint=ALLOWED)
-    raise ConfigError(f'The place "{text}" is of no known kind.', hint=ALLOWED)
+    wrong = f'The place "{text}" is of no known kind.' if ":" in text else f'"{text}" is not a valid path.'
+    raise ConfigError(wrong, hint=_suggest_place(text))
+
+
+def _suggest_place(text: str) -> str:
+    prefix, colon, name = text.partition(":")
+    if colon:
+        near = nearest(prefix, ("header", "query", "form", "literal"))
+        return f'Did you mean "{near}:{name}"?' if near and name else ALLOWED
+    return f'Did you mean "$.{text}"?' if _BARE.fullmatch(text) else ALLOWED
 
 
 def _parse_composite(parts: Sequence[object]) -> _Composite:
@@ -362,12 +374,14 @@ class Reading(msgspec.Struct, gc=False):
     rank: int | None
     rank_scope: str | None
     unparsed: bool
+    account: str | None = None
+    """The value that names its account: an id or an alias."""
 
 
 class Rules:
     """Rules of one source, compiled together."""
 
-    __slots__ = ("_event_time", "_key", "_order", "_parse", "_rank", "_rank_scope", "_subject", "_type")
+    __slots__ = ("_account", "_event_time", "_key", "_order", "_parse", "_rank", "_rank_scope", "_subject", "_type")
 
     def __init__(
         self,
@@ -378,6 +392,7 @@ class Rules:
         event_time: Spec = None,
         rank: Spec = None,
         rank_scope: Spec = None,
+        account: Spec = None,
     ) -> None:
         """Raises ConfigError when a rule is wrong, or a key would make all arrivals the same event."""
         self._key = compile_rule("key", key)
@@ -386,8 +401,10 @@ class Rules:
         self._event_time = compile_rule("event_time", event_time)
         self._rank = compile_rule("rank", rank)
         self._rank_scope = compile_rule("rank_scope", rank_scope)
+        self._account = compile_rule("account", account)
         self._order = self._rank.order if isinstance(self._rank, Rule) else None
-        self._parse = _parser((self._key, self._subject, self._type, self._event_time, self._rank, self._rank_scope))
+        read = (self._key, self._subject, self._type, self._event_time, self._rank, self._rank_scope, self._account)
+        self._parse = _parser(read)
 
     def read(self, arrival: Arrival) -> Reading:
         """Read a whole arrival. No bytes make it raise; only a bug in a rule written in Python can."""
@@ -404,6 +421,7 @@ class Rules:
         event_time = None if self._event_time is None else self._event_time.read(context)
         rank = None if self._rank is None else self._rank.read(context)
         scope = None if self._rank_scope is None else self._rank_scope.read(context)
+        account = None if self._account is None else self._account.read(context)
         return Reading(
             key,
             None if subject is None else key_text(subject),
@@ -412,7 +430,35 @@ class Rules:
             None if rank is None else _read_rank(rank[0], self._order),
             None if scope is None else key_text(scope),
             context.unparsed,
+            None if account is None else key_text(account),
         )
+
+
+MOST_SHARED: Final = 1000
+_shared: Final[dict[Hashable, Rules]] = {}
+
+
+def shared_rules(places: Mapping[str, Spec]) -> Rules:
+    """Return the rules of these places: the same object for every source that has the same ones, as thousands may."""
+    try:
+        key = _freeze(places)
+        found = _shared.get(key)
+    except TypeError:  # an object of the program's own that cannot be compared
+        return Rules(**places)
+    if found is None:
+        found = Rules(**places)
+        if len(_shared) < MOST_SHARED:
+            _shared[key] = found
+    return found
+
+
+def _freeze(spec: Any) -> Hashable:
+    if isinstance(spec, Mapping):
+        return ("table", *((name, _freeze(one)) for name, one in spec.items()))
+    if isinstance(spec, list | tuple):
+        return ("list", *map(_freeze, spec))
+    hash(spec)
+    return type(spec), spec
 
 
 def compile_rule(name: str, spec: Spec) -> Rule | PythonRule | None:

@@ -6,17 +6,19 @@ is received like any other arrival and becomes an event.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
 from oncehook import clock
 from oncehook.destinations.base import TestableDestination
 from oncehook.errors import ConfigError, Rejected
+from oncehook.human import suggest
 from oncehook.model import (
     Arrival,
     DeliveryId,
@@ -70,9 +72,48 @@ def draft(source: Source, kind: str, *, body: bytes | None = None) -> Arrival:
     if samples:
         raise ConfigError(
             f'The preset "{source.preset and source.preset.name}" has no sample "{kind}".',
-            hint=f"It has: {', '.join(samples)}.",
+            hint=suggest(kind, samples),
         )
     return _plain_draft(source, kind)
+
+
+def change(arrival: Arrival, text: str) -> Arrival:
+    """Change one value of an unsigned arrival's body: `data.object.amount=5` of JSON, `From=+1555` of a form.
+
+    A value that is JSON is taken as such, anything else as text. Numbers in a path are places in a list. Objects on the
+    way are made where they are missing. Raises ConfigError.
+    """
+    path, sign, value = text.partition("=")
+    steps = path.removeprefix("$.").split(".")
+    if not sign or not all(steps):
+        raise ConfigError(f'"{text[:80]}" changes nothing.', hint="Write PATH=VALUE, as in data.object.amount=5.")
+    if any(name == b"content-type" and b"form" in kind for name, kind in arrival.headers):
+        pairs = [pair for pair in parse_qsl(arrival.body.decode(), keep_blank_values=True) if pair[0] != path]
+        return replace(arrival, body=urlencode([*pairs, (path, value)]).encode())
+    try:
+        data = msgspec.json.decode(arrival.body)
+    except msgspec.DecodeError:
+        raise ConfigError("This body is neither JSON nor a form, so no value in it can be changed.") from None
+    try:
+        new = msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        new = value
+    _put_at(data, steps, new, path)
+    return replace(arrival, body=msgspec.json.encode(data))
+
+
+def _put_at(data: Any, steps: Sequence[str], value: object, path: str) -> None:
+    for step, below in zip(steps, [*steps[1:], None], strict=True):
+        if isinstance(data, list) and step.isdecimal() and int(step) < len(data):
+            place: Any = int(step)
+        elif isinstance(data, dict):
+            place = step
+        else:
+            raise ConfigError(f'There is no "{step}" on the way to {path}.', hint="Look at the sample's body first.")
+        if below is None:
+            data[place] = value
+        else:
+            data = data.setdefault(place, {}) if isinstance(data, dict) else data[place]
 
 
 def _from_sample(source: Source, sample: Sample) -> Arrival:
@@ -82,6 +123,10 @@ def _from_sample(source: Source, sample: Sample) -> Arrival:
     return Arrival(source.name, headers, _fill(sample.body, values).encode(), _fill(sample.query, values).encode())
 
 
+_drawn: Final = itertools.count()
+"""Samples that were made in this process."""
+
+
 def _fresh_values() -> dict[str, str]:
     now = clock.now()
     moment = clock.now_utc().isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -89,7 +134,8 @@ def _fresh_values() -> dict[str, str]:
         "{id}": clock.random_bytes(8).hex(),
         "{number}": str(clock.chance.randrange(10**11, 10**12)),
         "{now}": str(int(now)),
-        "{now_ms}": str(int(now * 1000)),
+        # Two samples of one moment differ, because for some senders the time is what tells two events apart.
+        "{now_ms}": str(int(now * 1000) + next(_drawn) % 1000),
         "{now_iso}": moment,
     }
 

@@ -17,23 +17,26 @@ from datetime import datetime
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from types import MappingProxyType
-from typing import Any, Final, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
 
 import msgspec
 
 from oncehook import clock, human
-from oncehook.errors import ConfigError
+from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.logs import ration
-from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, flatten_text, unpack_head
+from oncehook.model import ADDRESS, LONGEST_BODY, Arrival, StoredEvent, flatten_text, is_account_id, unpack_head
 from oncehook.payload import BodyHash, Redaction
-from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, RuleContext, Rules, Spec, compile_rule
+from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, RuleContext, Spec, compile_rule, shared_rules
 from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret, Secret
-from oncehook.settings.check import find_gaps, is_for_loopback
+from oncehook.settings.check import find_gaps, find_media_gap, is_for_loopback
 from oncehook.settings.read import Settings, read_program, settings_class
 from oncehook.settings.tables import SourceArguments, SourceSettings
 from oncehook.verify import Basic, Custom, Either, Scheme, StandardWebhooks, Token, Verifier, Verify, from_config
 from oncehook.verify.schemes import Nothing, is_public
 from oncehook.verify.standard import SHARED
+
+if TYPE_CHECKING:
+    from oncehook.media import MediaApi
 
 log = logging.getLogger("oncehook.source")
 
@@ -113,6 +116,7 @@ class Preset:
         needs: Sequence[Literal["secret", "verify_token", "public_url", "key"]] = ("secret",),
         facts: Mapping[str, str] = MappingProxyType({}),
         samples: Mapping[str, Sample] = MappingProxyType({}),
+        media_api: MediaApi | None = None,
         **settings: Unpack[SourceSettings],
     ) -> None:
         """Raises ConfigError where a setting is wrong or unknown."""
@@ -145,11 +149,23 @@ class Preset:
         self.needs = needs
         """Settings that this preset requires."""
         self.facts, self.samples = facts, samples
+        self.media_api = media_api
+        """How the files that its messages refer to are fetched."""
 
     def replace(self, **changes: Any) -> Preset:
         """Return a copy of this preset with these changes."""
         mine = {name: value for name, value in vars(self).items() if name != "settings"}
         return Preset(**{**mine, **vars(self.settings), **changes})
+
+
+class Standing:
+    """Whether the account at whose address a source is has gone. Apart from the source, because a check that refers to
+    its source would be a circle, which only the garbage collector can free."""
+
+    __slots__ = ("is_retired",)
+
+    def __init__(self) -> None:
+        self.is_retired = False
 
 
 class Source:
@@ -164,23 +180,34 @@ class Source:
         """
         from oncehook import presets
 
-        if gaps := [sentence for _, sentence in find_gaps(name, given)]:
+        gaps = [sentence for _, sentence in find_gaps(name, given)]
+        if gaps := [*gaps, *filter(None, [find_media_gap(name, given)])]:
             raise ConfigError("\n".join(gaps))
         self.name = name
+        self.account: str | None = None
+        """The account of all its events, where that is fixed."""
+        self.template: Source | None = None
+        """The source of which this is one account's (`of_account`)."""
+        self.standing = Standing()
         self.id = 0
         """Its id in the store; assigned at start."""
+        self.guard: Callable[[], None] | None = None
+        """Called before an arrival is taken and before it is acknowledged, where the source can end while the inbox
+        runs. Raises Rejected, or StoreUnavailable."""
         self.preset = None if given.preset is None else presets.load(given.preset)
         self.base = self.preset or PLAIN
-        self.settings = settings_class(SourceSettings)(
+        self.settings: Settings = settings_class(SourceSettings)(
             **{**vars(PLAIN.settings), **vars(self.base.settings), **vars(given)}
         )
         """Settings of `[source.NAME]`, then those of the preset, then the defaults."""
         self.path: str = self.settings.path or name
         """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
-        self.scheme = self.base.scheme if given.verify is None else _build_scheme(given.verify)
+        self.scheme = scheme_of(given)
         self.loopback_only = loopback_only or is_for_loopback(given)
         """Open to direct requests from this machine only: development secrets, unconfirmed `none`."""
-        self._compile_secrets(signing)
+        self.has_accounts_by_address = self.settings.account == ADDRESS
+        """Whether each account has an address of its own, `/in/{source}/{account}`, and perhaps a secret."""
+        self._compile_secrets(self.settings.secret, self.settings.public_url, signing)
         self.masked = ALWAYS_MASKED | self.scheme.masked
         """Headers whose values never reach the store."""
         self.body_masking = self.masking if given.redact is None or given.redact else Masking(())
@@ -192,8 +219,21 @@ class Source:
         self._compile_rules(given)
         self._compile_trust(given)
 
-    def _compile_secrets(self, signing: bytes | None) -> None:
-        given: Sequence[Secret] = self.settings.secret
+    def of_account(self, account: str, secrets: Sequence[Secret] | None) -> Source:
+        """Return this source as it is at an account's address: its events are that account's, and its secrets, where
+        there are any, replace the source's own."""
+        made = object.__new__(type(self))  # three times as fast as a copy: every account may have one
+        made.__dict__.update(self.__dict__)
+        made.standing = Standing()
+        made.account, made.template, made.has_accounts_by_address = account, self, False
+        if secrets is not None or self.settings.public_url is not None:
+            url = None if self.settings.public_url is None else _with_account(self.settings.public_url, account)
+            is_masked = made.body_masking is made.masking
+            made._compile_secrets(self.settings.secret if secrets is None else secrets, url, None)
+            made.body_masking = made.masking if is_masked else made.body_masking
+        return made
+
+    def _compile_secrets(self, given: Sequence[Secret], url: str | None, signing: bytes | None) -> None:
         lasting = [secret.reveal() for secret in given if secret.until is None]
         ending = [OldSecret(secret.reveal(), secret.until, secret.name) for secret in given if secret.until]
         self.old_secrets = sorted(ending, key=lambda old: old.ends_at)
@@ -206,8 +246,10 @@ class Source:
         kept_out = [self.verify_token] if self.verify_token and not self.loopback_only else []
         self.masking = Masking(_spellings(self.scheme, [*self.secrets, *kept_out]))
         """Masks the source's own secrets in heads."""
-        verifier = partial(self.scheme.verifier, url=self.settings.public_url, tolerance=self.settings.tolerance)
-        self.verifier = _rotating(verifier, lasting, self.old_secrets)
+        verifier = partial(self.scheme.verifier, url=url, tolerance=self.settings.tolerance)
+        # Without a secret, only accounts that have one of their own can be verified.
+        is_bare = self.settings.account == ADDRESS and not given and not isinstance(self.scheme, Nothing | Custom)
+        self.verifier: Verifier = _refuse if is_bare else _rotating(verifier, lasting, self.old_secrets)
 
     def _compile_rules(self, given: Settings) -> None:
         settings, key = self.settings, given.key
@@ -220,7 +262,12 @@ class Source:
         """The rules as written, for display and for samples."""
         if self.preset is None and given.type is None:
             self.places["type"] = DEFAULT_TYPE
-        self.rules = Rules(**self.places)
+        whose = settings.account
+        if isinstance(whose, str) and is_account_id(whose):
+            self.account = whose
+        elif whose != ADDRESS:
+            self.places["account"] = whose
+        self.rules = shared_rules(self.places)
         self.preview = compile_rule("preview", settings.preview)
         self.split: Splitter | None = split_at(settings.split) if isinstance(settings.split, str) else settings.split
         self.body_hash = BodyHash(settings.volatile or (), by_meaning=self.split is not None)
@@ -315,6 +362,15 @@ def build(
     return Source(name, read, signing=signing, loopback_only=loopback_only)
 
 
+def scheme_of(given: Settings) -> Scheme:
+    """Return the verification scheme of these settings: their own, or that of their preset."""
+    from oncehook import presets
+
+    if given.verify is not None:
+        return _build_scheme(given.verify)
+    return PLAIN.scheme if given.preset is None else presets.load(given.preset).scheme
+
+
 def _build_scheme(spec: Verify) -> Scheme:
     if isinstance(spec, str | Mapping | Sequence):
         return from_config(spec)
@@ -323,6 +379,16 @@ def _build_scheme(spec: Verify) -> Scheme:
 
 def _bytes(secret: bytes | str) -> bytes:
     return secret.encode() if isinstance(secret, str) else secret
+
+
+def _refuse(arrival: Arrival) -> None:
+    raise SignatureInvalid("no secret for this account")
+
+
+def _with_account(url: str, account: str) -> str:
+    """Return the URL registered with a provider for one account: its id follows the path."""
+    path, mark, query = url.partition("?")
+    return f"{path.rstrip('/')}/{account}{mark}{query}"
 
 
 def _rotating(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from oncehook import __version__
 from oncehook.destinations.base import Destination, Result
 from oncehook.destinations.http import HttpDestination
-from oncehook.errors import ConfigError
-from oncehook.ingest import Begun, Receipt, Receiver
+from oncehook.errors import ExtraMissing
+from oncehook.ingest import NO_ACCOUNTS, Begun, Deferred, Loaded, Receipt, Receiver
 from oncehook.model import Arrival, Lease, Verdict, unpack_head
 from oncehook.sources import Source
 
@@ -68,9 +68,7 @@ class Traces:
             from opentelemetry.context import Context
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            raise ConfigError(
-                "Traces need the OpenTelemetry API.", hint="Install it: pip install 'oncehook[otel]'"
-            ) from error
+            raise ExtraMissing("Tracing", "otel") from error
         self._api, self._propagate = trace, propagate
         self._w3c = TraceContextTextMapPropagator()
         self._nothing = Context()
@@ -182,11 +180,17 @@ class _TracedReceiver(Receiver):
         super().__init__(*parts)
         self._traces = traces
 
-    def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
+    def begin(
+        self, source: Source | None, arrival: Arrival, loaded: Loaded = NO_ACCOUNTS
+    ) -> Begun | Receipt | Deferred:
+        headers = arrival.headers
         span = self._traces.begin_receive(source, arrival)
-        begun = super().begin(source, arrival)
+        begun = super().begin(source, arrival, loaded)
         if isinstance(begun, Receipt):
             self._traces.end_receive(span, begun.outcome, begun.event_ids)
+        elif isinstance(begun, Deferred):
+            arrival.headers = headers  # it begins again, with a span of its own
+            self._traces.end_receive(span, "deferred")
         else:
             begun.pending.future.add_done_callback(partial(self._end_decided, span))
         return begun

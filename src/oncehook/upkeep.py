@@ -11,12 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Protocol
 
 from oncehook import clock
+from oncehook.archive import Archive
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Level, StoredWorker
+from oncehook.human import show_span
+from oncehook.model import Level, Noun, StoredWorker
 from oncehook.store.base import Store
 
 
@@ -78,6 +80,7 @@ def _above(name: str, level: float, limit: float) -> Watermark:
 
 log = logging.getLogger("oncehook.sweep")
 
+FindPatience = Callable[[Collection[str]], Awaitable[Mapping[str, tuple[int, float]]]]
 Measure = Callable[[], Awaitable[Sequence[Watermark]]]
 
 STRAY_HINT: Final = "Define it again, or start the program that does, as in: oncehook serve module:inbox"
@@ -96,6 +99,9 @@ class UpkeepObserver(Protocol):
 
     def watermarks(self, marks: Sequence[Watermark]) -> None: ...
 
+    def disabled(self, destination: str, reason: str) -> None:
+        """Note a destination that was paused because it has failed for too long."""
+
     def sum_up(self) -> None:
         """Log a summary of successes; called once a second."""
 
@@ -106,13 +112,17 @@ class Sweep:
         store: Store,
         observer: UpkeepObserver,
         *,
-        keep_events: Mapping[int, float],
+        keep_events: Callable[[], Awaitable[Mapping[int, float]]],
         otherwise: float,
         measure: Measure,
         works_for: Collection[str] | None,
         worker: Callable[[], StoredWorker | None],
         write_counts: Callable[[], Awaitable[None]],
+        sweep_objects: Callable[[], Awaitable[None]],
+        find_patience: FindPatience,
+        archive: Archive | None = None,
     ) -> None:
+        """`find_patience` returns the id and `disable_after` of those of these destinations that have one."""
         self._store = store
         self._observer = observer
         self._keep_events = keep_events
@@ -121,6 +131,9 @@ class Sweep:
         self._works_for = works_for
         self._worker = worker
         self._write_counts = write_counts
+        self._find_patience = find_patience
+        self._sweep_objects = sweep_objects
+        self._archive = archive
         self._has_replays = asyncio.Event()
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,7 +141,8 @@ class Sweep:
     def start(self) -> None:
         duties = (
             (1.0, self._sum_up), (1.0, self._write_counts), (10.0, self._register_worker),
-            (10.0, self._check_watermarks), (60.0, self._prune), (3600.0, self._roll_up),
+            (10.0, self._check_watermarks), (60.0, self._disable_failing), (60.0, self._prune), (3600.0, self._roll_up),
+            (3600.0, self._sweep_objects),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(self._every(pace, duty)) for pace, duty in duties]
         self._tasks.append(asyncio.create_task(self._feed_until_stopped()))
@@ -189,9 +203,23 @@ class Sweep:
         if worker is not None:
             await self._store.register_worker(worker)
 
+    async def _disable_failing(self) -> None:
+        """Pause the destinations that have failed for longer than they may."""
+        levels = await self._store.levels()
+        failing = [name for name, level in levels.items() if level.failures and level.paused_at is None]
+        for name, (destination_id, patience) in (await self._find_patience(failing)).items() if failing else ():
+            since = await failing_since(self._store, name, patience)
+            if since is not None and clock.now_utc() - since >= timedelta(seconds=patience):
+                reason = f"failed for {show_span(patience)} without a success"
+                await self._store.pause(destination_id, "oncehook", reason)
+                self._observer.disabled(name, reason)
+
     async def _prune(self) -> None:
-        removed = 0
-        while pruned := await self._store.prune(self._keep_events, self._otherwise):
+        removed, only = 0, None
+        keep_events = await self._keep_events()
+        if self._archive is not None:
+            removed, only = await self._archive.prune(keep_events, self._otherwise), ()
+        while pruned := await self._store.prune(keep_events, self._otherwise, only=only):
             removed += pruned.events
             await asyncio.sleep(0.05)  # other processes write the store, too
         if removed:
@@ -210,6 +238,15 @@ class Sweep:
                 self._observer.watermark(mark)
 
 
+async def failing_since(store: Store, destination: str, patience: float) -> datetime | None:
+    """Return the first failure of a destination after its last success, to the minute; None where there is none. Looks
+    back twice as far as `patience`."""
+    flows = await store.series(clock.now_utc() - timedelta(seconds=2 * patience + 120), 60.0, destination=destination)
+    succeeded = max((at for at, count in flows.get("succeeded", ()) if count), default=None)
+    failed = [at for what in ("retry", "died") for at, count in flows.get(what, ()) if count]
+    return min((at for at in failed if succeeded is None or at > succeeded), default=None)
+
+
 async def _rest(until: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -221,4 +258,6 @@ async def strays(store: Store, known: Collection[str]) -> dict[str, int]:
     workers = await store.workers()
     known = {*known, *(name for worker in workers for name in worker.destinations)}
     levels = await store.levels()
-    return {name: level.pending for name, level in levels.items() if level.pending and name not in known}
+    waiting = {name: level.pending for name, level in levels.items() if level.pending and name not in known}
+    stored = await store.find_definitions(Noun.destination, waiting) if waiting else []
+    return {name: count for name, count in waiting.items() if all(one.name != name for one in stored)}

@@ -16,33 +16,38 @@ import logging
 import os
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final, Protocol
 
-import msgspec
-
 from oncehook import clock, faults
+from oncehook.bodies import Bodies
 from oncehook.destinations.base import Destination, Result, Terms, settlement
 from oncehook.destinations.handler import failure
-from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
+from oncehook.errors import BodyMissing, LeaseLost, ObjectsUnavailable, StoreError, StoreUnavailable, Undecryptable
+from oncehook.logs import ration
 from oncehook.model import (
     DEATHS,
+    Allowance,
+    BreakerChange,
     Category,
     Evidence,
     Expired,
     Lease,
     LeaseRequest,
+    LimitRequest,
     Priority,
     Settle,
     Settled,
     Settlement,
     StoredWorker,
 )
-from oncehook.store.base import Store
+from oncehook.store.base import AHEAD, Store
 
 log = logging.getLogger("oncehook.worker")
 
@@ -50,11 +55,17 @@ LOOKED_AT: Final = 500
 """Destinations that one look asks about, in turn; of the others it learns only what became due since the last one."""
 FEW: Final = 4
 """With fewer leases than this, wake-ups gather before the next request."""
-REPLAY_SHARE: Final = 10
-"""One of so many deliveries is of a bulk replay, while there is live work."""
+LOWER_SHARE: Final = 10
+"""One of so many deliveries is of a lower priority, while there is work of a higher one."""
+OLDEST_SHARE: Final = 10
+"""One of so many requests for a destination that is leased in rounds goes by due time, for what has no value."""
 MOST_UNSETTLED: Final = 1000
 """Ended attempts that may wait for their settlement before no new ones begin."""
+ATTENDED: Final = (Priority.high, Priority.live, Priority.low, Priority.replay)
+"""Priorities of what runs beside others, the first first."""
 THE_PAST: Final = datetime(2000, 1, 1, tzinfo=UTC)
+MOST_LOADED: Final = 2000
+"""Destinations that were loaded from the store and are kept open; one that is idle makes way for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +81,20 @@ class WorkerTimeouts:
     """Between two looks after a lease brought less than was requested."""
     gather: float = 0.002
     """Time in which wake-ups gather after a lease brought little."""
+    renew_places: float = 1.0
+    """Between two renewals of places that are shared with other workers, at most."""
+    limit_pause: float = 0.1
+    """Between two requests for places that others hold; doubled each time, up to `longest_limit_pause`."""
+    longest_limit_pause: float = 0.5
+    """At most that: what a dead worker held is taken over within a second of its lease's end (R29)."""
     subject_share: float = 0.1
     """Time for which one subject is worked on while others of its destination wait."""
     grace: float = 2.0
     """Time for a cancelled coroutine to end, before its lease is left to expire."""
+    idle: float = 120.0
+    """After which a destination that was loaded from the store may make way for another."""
+    unknown: float = 5.0
+    """Before a destination that nobody here knows is looked for again."""
     beats: int = 6
     """Heartbeats in one lease; it is given up one beat before its end, because another worker may take it then."""
 
@@ -95,6 +116,12 @@ class AttemptObserver(Protocol):
 
     def lease_expired(self, destination: Destination, expired: Expired) -> None: ...
 
+    def breaker(self, destination: Destination, change: BreakerChange) -> None: ...
+
+
+Load = Callable[[Collection[int]], Awaitable[dict[int, Destination]]]
+"""A function that returns those of these destinations, by id, that are stored."""
+
 
 class Worker:
     """A worker for some destinations, on one event loop."""
@@ -106,14 +133,36 @@ class Worker:
         observer: AttemptObserver,
         *,
         concurrency: int = 1000,
+        priorities: Mapping[int, Collection[Priority]] | None = None,
         timeouts: WorkerTimeouts = TIMEOUTS,
         heartbeat: type[Heartbeat] | None = None,
+        load: Load | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
+        """`priorities`: those that routes give, by destination; others are noticed when they are due. `load`: finds
+        destinations that are stored while it works; None: there are none."""
         self.id = f"{socket.gethostname()}:{os.getpid()}:{clock.random_bytes(3).hex()}"
         self._store = store
+        self._bodies = bodies or Bodies(lambda: store, None)
         self._observer = observer
         self._timeouts = timeouts
-        self._slots = {d.id: DestinationSlots(d) for d in destinations}
+        self._slots = {d.id: _make_slots(d, timeouts) for d in destinations}
+        for number, found in (priorities or {}).items():
+            if number in self._slots:
+                self._slots[number].priorities.update(found)
+        self._limited = [slots for slots in self._slots.values() if isinstance(slots, LimitedSlots)]
+        self._load = load
+        self._loaded: dict[int, None] = {}
+        """Destinations that were loaded, the longest unused first."""
+        self._missing: dict[int, None] = {}
+        """Destinations that may have something due and are to be loaded, or to be loaded anew."""
+        self._loading: set[int] = set()
+        """Destinations that are being loaded: what is known of them may be out of date."""
+        self._nobody: dict[int, float] = {}
+        """Destinations that were not found, and the time from which on to look again."""
+        self._gone: dict[int, DestinationSlots] = {}
+        """Destinations that were let go, the latest ones: attempts may be under way."""
+        self._closing: set[asyncio.Task[None]] = set()
         self._concurrency = concurrency
         self._attempts: dict[int, RunningAttempt] = {}  # by fence
         self.left_behind = 0
@@ -125,8 +174,8 @@ class Worker:
         self._woken = asyncio.Event()
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
-        self._due: dict[Priority, dict[int, None]] = {Priority.live: {}, Priority.replay: {}}
-        """Destinations that may have something due, the longest waiting first."""
+        self._due: dict[Priority, dict[int, None]] = {priority: {} for priority in ATTENDED}
+        """Destinations that may have something due, by priority, the longest waiting first."""
         self._reserved = 0
         """Slots reserved for lease requests under way, and for arrivals on their way to the store."""
         self._is_alone = False
@@ -138,7 +187,7 @@ class Worker:
         self._look_at = 0.0
         """Time of the next look, at the latest."""
         self._order = list(self._slots)
-        self._since: datetime | None = THE_PAST if len(self._slots) > LOOKED_AT else None
+        self._since: datetime | None = THE_PAST if len(self._slots) > LOOKED_AT or load is not None else None
         """Time up to which it is known what has become due, where it cannot be asked for each destination."""
         self._gathers_until = 0.0
         # In random order: a process that a quarantined delivery kills must not begin with the same one for ever.
@@ -146,7 +195,9 @@ class Worker:
         self._alone_after = 0.0
         """Earliest time of the next quarantined delivery: other work gets as much time as the last one took."""
         shortest = min((slots.destination.terms.lease for slots in self._slots.values()), default=Terms().lease)
-        self.heartbeat = (heartbeat or Heartbeat)(store, self._stop_lost, shortest, timeouts.beats)
+        self.heartbeat = (heartbeat or Heartbeat)(
+            store, self._stop_lost, shortest, timeouts.beats, self.id if self._limited else None
+        )
 
     # -- starting and stopping -----------------------------------------------------------------
 
@@ -175,6 +226,8 @@ class Worker:
             await asyncio.sleep(self._timeouts.grace / 100)
         await self._settling.stop()
         await asyncio.to_thread(self.heartbeat.stop)
+        for closing in self._closing:
+            closing.cancel()
         for slots in self._slots.values():
             await slots.destination.close()
 
@@ -195,22 +248,27 @@ class Worker:
         if destination_ids is None:
             self._look_at = 0.0
         else:
-            self._due[Priority.live].update(dict.fromkeys(n for n in destination_ids if n in self._slots))
+            for number in self._know(destination_ids):
+                for priority in self._slots[number].priorities:
+                    self._due[priority][number] = None
         self._woken.set()
 
     def describe(self, since: datetime) -> StoredWorker:
         """Return this worker as the store lists it."""
         host, pid, _ = self.id.rsplit(":", 2)
-        names = [slots.destination.name for slots in self._slots.values()]
+        names = [slots.destination.name for n, slots in self._slots.items() if n not in self._loaded]
         return StoredWorker(self.id, host, int(pid), since, since, len(self.heartbeat), names)
 
     async def wait_until_drained(self) -> None:
         """Wait until nothing is left for its destinations, retries included; paused ones do not count."""
         while self._main is not None and not self._main.done():
             if not self._attempts and self._settling.is_empty():
-                next_due = await self._store.next_due(self._order)
-                if next_due.due_in is None and not next_due.is_due and not self._attempts:
+                next_due = await self._store.next_due(self._order, None if self._load is None else THE_PAST)
+                due = self._know(set(chain.from_iterable(next_due.due.values())))
+                if next_due.due_in is None and not due and not self._missing and not self._attempts:
                     return
+                if self._missing:
+                    self._woken.set()
                 await asyncio.sleep(min(max(next_due.due_in or 0.0, 0.005), 0.2))
             else:
                 await asyncio.sleep(0.005)
@@ -245,12 +303,16 @@ class Worker:
         self._woken.clear()
         if clock.steady() >= self._look_at:
             await self._look()
+        if self._missing:
+            await self._load_missing()
         if self._quarantined and clock.steady() >= self._alone_after:
             self._is_alone = True
             try:
                 await self._run_quarantined()
             finally:
                 self._is_alone = False
+        if self._limited:
+            await self._refresh_limits()
         requests = self._build_requests()
         if requests and (pause := self._gathers_until - clock.steady()) > 0:
             await asyncio.sleep(pause)
@@ -267,9 +329,24 @@ class Worker:
         waits = [self._look_at - now]
         if self._quarantined:
             waits.append(max(self._alone_after - now, 0.002))
-        due = [self._slots[n] for known in self._due.values() for n in known]
-        waits += [wait for slots in due if (wait := slots.allowed_in()) is not None]
+        waits += [slots.rests(self._is_due(slots), now) for slots in self._limited]
         return max(min(waits), 0.0)
+
+    # -- limits over all workers ---------------------------------------------------------------
+
+    async def _refresh_limits(self) -> None:
+        """Ask the store for allowances where work waits for them, or places must be renewed."""
+        now = clock.steady()
+        wanted = [slots for slots in self._limited if slots.needs(self._is_due(slots), now)]
+        if not wanted:
+            return
+        asked = [slots.build_request(self._is_due(slots)) for slots in wanted]
+        for slots, allowance in zip(wanted, await self._store.allow(asked, self.id), strict=True):
+            slots.grant(allowance, now)
+
+    def _is_due(self, slots: DestinationSlots) -> bool:
+        number = slots.destination.id
+        return number in self._quarantined or any(number in due for due in self._due.values())
 
     # -- what is due ---------------------------------------------------------------------------
 
@@ -279,14 +356,133 @@ class Worker:
         self._look_at = self._looked_at + self._timeouts.poll
         asked, rest = self._order[:LOOKED_AT], self._order[LOOKED_AT:]
         self._order = rest + asked
-        next_due = await self._store.next_due(asked, self._since)
-        self._since = next_due.looked_at
-        for priority, found in ((Priority.live, next_due.live), (Priority.replay, next_due.replay)):
-            self._due[priority].update(dict.fromkeys(n for n in found if n in self._slots))
+        since = self._since
+        next_due = await self._store.next_due(asked, since)
+        if self._since is since:  # not where `load_by` has begun to ask for more meanwhile
+            self._since = next_due.looked_at
+        for priority in ATTENDED:
+            for number in self._know(next_due.of(priority)):
+                self._slots[number].priorities.add(priority)
+                self._due[priority][number] = None
         self._quarantined.difference_update(asked)
-        self._quarantined.update(n for n in next_due.quarantined if n in self._slots)
+        self._quarantined.update(self._know(next_due.of(Priority.quarantined)))
+        for number in [n for n, again_at in self._nobody.items() if again_at <= self._looked_at][:LOOKED_AT]:
+            del self._nobody[number]
+            self._missing[number] = None
         if next_due.due_in is not None:
             self._look_in(next_due.due_in)
+
+    # -- destinations that are stored -----------------------------------------------------------
+
+    def _know(self, destination_ids: Iterable[int]) -> list[int]:
+        """Return those of these that this worker works for; note the others, to be loaded."""
+        if self._load is None:
+            return [n for n in destination_ids if n in self._slots]
+        known = []
+        for number in destination_ids:
+            if number in self._slots and number not in self._missing:
+                known.append(number)
+            elif number not in self._nobody:
+                self._missing[number] = None
+        return known
+
+    def forget(self, destination_ids: Collection[int] | None) -> None:
+        """Load these destinations anew before their next attempt (None: all that were loaded); they have changed."""
+        for number in [*self._loaded, *self._nobody] if destination_ids is None else destination_ids:
+            if number in self._loaded or number in self._nobody:
+                self._nobody.pop(number, None)
+                self._missing[number] = None
+        self._woken.set()
+
+    def load_by(self, load: Load) -> None:
+        """Work for stored destinations, too, from now on: there were none before."""
+        if self._load is None:
+            self._load, self._since, self._look_at = load, THE_PAST, 0.0
+            self._woken.set()
+
+    async def _load_missing(self) -> None:
+        assert self._load is not None
+        meant = list(self._missing)[:LOOKED_AT]
+        for number in meant:  # before the query, so that a change meanwhile is noted again
+            del self._missing[number]
+        self._loading.update(meant)
+        try:
+            found = await self._load(meant)
+            for number in meant:
+                if (made := found.get(number)) is not None and await _try_open(made):
+                    self._take_in(made)
+                elif number not in self._slots or number in self._loaded:
+                    self._nobody[number] = clock.steady() + self._timeouts.unknown
+                    self._let_go(number)
+        except BaseException:
+            self._missing.update(dict.fromkeys(meant))
+            raise
+        finally:
+            self._loading.clear()
+        self._make_room()
+        self._limited = [slots for slots in self._slots.values() if isinstance(slots, LimitedSlots)]
+        if self._limited:
+            self.heartbeat.keep_places(self.id)
+
+    def _take_in(self, made: Destination) -> None:
+        """Work for a destination that was loaded, or loaded anew."""
+        slots = fresh = _make_slots(made, self._timeouts)
+        if (known := self._slots.get(made.id)) is not None:
+            self._close_later(known.destination)
+        else:
+            self._order.append(made.id)
+            known = self._gone.pop(made.id, None)
+        if known is not None and type(known) is type(fresh):
+            slots, known.destination, known.used_at = known, made, fresh.used_at
+        elif known is not None:  # a limit was added or taken away: what is under way counts on
+            fresh.busy, fresh.asked, fresh.priorities = known.busy, known.asked, known.priorities
+        self._slots[made.id] = slots
+        self._loaded[made.id] = None
+        self._due[Priority.live][made.id] = None
+        self.heartbeat.expect(made.terms.lease)
+
+    def _make_room(self) -> None:
+        """Let go of idle destinations while too many are loaded."""
+        old = clock.steady() - self._timeouts.idle
+        for number in list(self._loaded)[: max(len(self._loaded) - MOST_LOADED, 0)]:
+            if self._slots[number].is_idle_since(old):
+                self._let_go(number)
+            else:  # look at it again when others have had their turn
+                del self._loaded[number]
+                self._loaded[number] = None
+
+    def _let_go(self, number: int) -> None:
+        """Stop working for a destination; what it has under way ends by itself."""
+        self._loaded.pop(number, None)
+        if (slots := self._slots.pop(number, None)) is None:
+            return
+        self._order.remove(number)
+        for due in self._due.values():
+            due.pop(number, None)
+        self._quarantined.discard(number)
+        self._gone[number] = slots
+        while len(self._gone) > MOST_LOADED:
+            self._gone.pop(next(iter(self._gone)))
+        self._close_later(slots.destination)
+
+    def _close_later(self, destination: Destination) -> None:
+        """Close a destination when its attempts have ended."""
+
+        async def close() -> None:
+            await asyncio.sleep(destination.terms.timeout + self._timeouts.grace)
+            await destination.close()
+
+        task = self._loop.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _slots_of(self, lease: Lease) -> DestinationSlots:
+        """Return the slots that a lease is counted in, also of a destination that was let go since. Not to be kept
+        while something is awaited: a change of its limits may replace them."""
+        number = lease.delivery.destination_id
+        return self._slots.get(number) or self._gone[number]
+
+    # -- lease requests ------------------------------------------------------------------------
 
     def _look_in(self, seconds: float) -> None:
         look_at = clock.steady() + max(seconds, 0.002)
@@ -301,25 +497,29 @@ class Worker:
             return []
         self._rounds += 1
         requests: list[LeaseRequest] = []
-        live, replay = self._due.values()
-        for number in [*live, *(n for n in replay if n not in live)]:
+        for number in dict.fromkeys(chain.from_iterable(self._due.values())):
+            if number in self._missing:
+                continue  # it has changed, and is loaded anew first
             slots = self._slots[number]
             room = slots.room(left)
             if room <= 0:
                 continue
             left -= room
-            requests += self._split(slots.destination, room, number in live, number in replay)
+            requests += self._split(slots.destination, room, [p for p, due in self._due.items() if number in due])
             if left <= 0:
                 break
         return requests
 
-    def _split(self, destination: Destination, room: int, live: bool, replay: bool) -> list[LeaseRequest]:
-        """Divide the room: a small part for bulk replays while there is live work, otherwise all of it."""
-        kept = 0
-        if replay:
-            kept = room if not live else max(room // REPLAY_SHARE, int(self._rounds % REPLAY_SHARE == 0))
-        shares = ((room - kept, Priority.live), (kept, Priority.replay))
-        return [_request(destination, share, priority) for share, priority in shares if share]
+    def _split(self, destination: Destination, room: int, priorities: Sequence[Priority]) -> list[LeaseRequest]:
+        """Divide the room: most of it for the first of these priorities, a small part for those below it, and so on."""
+        requests, rounds = [], self._rounds
+        is_fair = destination.terms.fair is not None and rounds % OLDEST_SHARE != 0
+        for below, priority in zip(reversed(range(len(priorities))), priorities, strict=True):
+            kept = max(room // LOWER_SHARE, min(room, int(rounds % LOWER_SHARE == 0))) if below else 0
+            if room > kept:
+                requests.append(_request(destination, room - kept, priority, is_fair=is_fair))
+            room, rounds = kept, rounds // LOWER_SHARE
+        return requests
 
     async def _lease_due(self, requests: Sequence[LeaseRequest]) -> None:
         """Lease; clear the due flag of destinations that returned less than requested."""
@@ -348,14 +548,14 @@ class Worker:
         finally:
             self._keep_slots(requests, -1)
         for lease in leases:
-            self._slots[lease.delivery.destination_id].take()
+            self._slots_of(lease).take()
             self._begin(lease, asked_at, clock.steady())
         return leases
 
     def _keep_slots(self, requests: Sequence[LeaseRequest], sign: int) -> None:
         """Reserve slots for a lease request, or free them, so that arrivals do not take them meanwhile."""
         for one in requests:
-            self._slots[one.destination_id].asked += sign * one.limit
+            (self._slots.get(one.destination_id) or self._gone[one.destination_id]).asked += sign * one.limit
             self._reserved += sign * one.limit
 
     def _room(self) -> int:
@@ -367,15 +567,25 @@ class Worker:
 
     # -- arrivals ------------------------------------------------------------------------------
 
-    def reserve(self, destination_id: int) -> float | None:
+    def reserve(self, destination_id: int, priority: Priority) -> float | None:
         slots = self._slots.get(destination_id)
-        if slots is None or self._is_alone or self._stopping or destination_id in self._due[Priority.live]:
+        if self._load is not None and (
+            slots is None or destination_id in self._missing or destination_id in self._loading
+        ):
+            return None  # its arrival wakes this worker, which loads it
+        if slots is None or self._is_alone or self._stopping or destination_id in self._due[priority]:
             return None  # the longest waiting come first
+        if len(slots.priorities) > 1 and self._is_outranked(destination_id, priority):
+            return None
         if not slots.room(self._room()) or self._settling.is_behind():
             return None
         slots.take()
         self._reserved += 1
         return slots.destination.terms.lease
+
+    def _is_outranked(self, destination_id: int, priority: Priority) -> bool:
+        """Tell whether something of this priority or a higher one waits for the destination."""
+        return any(destination_id in due for other, due in self._due.items() if other <= priority)
 
     def begin_reserved(self, lease: Lease, asked_at: float) -> None:
         self._reserved -= 1
@@ -383,8 +593,9 @@ class Worker:
 
     def give_up_reserved(self, destination_id: int) -> None:
         self._reserved -= 1
-        self._slots[destination_id].refund()
-        self._free(self._slots[destination_id])
+        slots = self._slots.get(destination_id) or self._gone[destination_id]
+        slots.refund()
+        self._free(slots)
 
     # -- quarantine ----------------------------------------------------------------------------
 
@@ -396,6 +607,11 @@ class Worker:
         # In turn, so that a destination with many does not starve the others.
         number = min((n for n in self._quarantined if n > self._last_alone), default=min(self._quarantined))
         self._last_alone = number
+        if not self._slots[number].room(1):  # others hold its places, or its rate is used up
+            await self._refresh_limits()
+        if not self._slots[number].room(1):
+            self._alone_after = clock.steady() + self._timeouts.limit_pause
+            return
         if await self._lease([_request(self._slots[number].destination, 1, Priority.quarantined)]):
             await self._wait_until_idle()
         else:
@@ -420,38 +636,38 @@ class Worker:
 
     def _begin(self, lease: Lease, asked_at: float, began: float) -> None:
         """Begin an attempt in a slot that is taken for it. `asked_at`: the time from which the lease is surely ours."""
-        slots = self._slots[lease.delivery.destination_id]
+        slots = self._slots_of(lease)
         faults.point("after_lease")
         if self._stopping or clock.steady() >= asked_at + lease.seconds * self._timeouts.safe_part:
             # This process was suspended: a lease that may belong to another by now is not begun (R33).
             slots.give_back()
             self._settling.add(Settlement(lease, Settle.release))
             return
+        slots.used_at = began
         destination = slots.destination
         is_cancellable = getattr(destination, "is_cancellable", True)
         late_at = asked_at + destination.terms.timeout + self._timeouts.grace
         running = self._attempts[lease.fence] = RunningAttempt(began, late_at, not is_cancellable)
         self._look_in(lease.seconds)  # in case it is not settled by then
         self.heartbeat.hold(lease, asked_at, late_at if is_cancellable else None)
-        running.task = self._loop.create_task(self._attempt(slots, lease, running))
+        running.task = self._loop.create_task(self._attempt(destination, lease, running))
 
-    async def _attempt(self, slots: DestinationSlots, lease: Lease, running: RunningAttempt) -> None:
-        destination = slots.destination
+    async def _attempt(self, destination: Destination, lease: Lease, running: RunningAttempt) -> None:
         started = clock.perf()
         try:
             settled = _settle_unattempted(lease)
             if settled is None:
+                if lease.event.is_apart:
+                    await self._load_body(lease)
                 result = await destination.attempt(lease) if lease.unreadable is None else _unreadable(lease.unreadable)
                 if result.settled:
                     self.note_settled(Settlement(lease, Settle.done, duration=clock.perf() - started))
                     return
-                goes_on = self._goes_on(slots, lease, running)
+                goes_on = self._goes_on(lease, running)
                 settled = settlement(destination.terms, lease, result, clock.perf() - started, take_next=goes_on)
-                if lease.unreadable is not None:
-                    settled = msgspec.structs.replace(settled, breaker=None)
             if settled.take_next is not None:
                 running.takes_next = True
-                slots.spend()
+                self._slots_of(lease).spend()
             if running.takes_next or settled.category is not None:
                 self._kept[lease.fence] = running
             self._settling.add(settled)
@@ -467,16 +683,25 @@ class Worker:
         finally:
             del self._attempts[lease.fence]
             if lease.fence not in self._kept:
-                self._free(slots)
+                self._free(self._slots_of(lease))
 
-    def _goes_on(self, slots: DestinationSlots, lease: Lease, running: RunningAttempt) -> bool:
+    async def _load_body(self, lease: Lease) -> None:
+        """Load a body that is kept apart; mark the lease where that fails."""
+        try:
+            lease.event = await self._bodies.load(lease.event)
+        except (BodyMissing, ObjectsUnavailable, Undecryptable) as error:
+            lease.unreadable = f"{error.code}: {error}"
+
+    def _goes_on(self, lease: Lease, running: RunningAttempt) -> bool:
         """Tell whether the next delivery of the subject may follow at once: its share of time is not used up."""
+        slots = self._slots_of(lease)
         return (
             lease.more
             and lease.priority is not Priority.quarantined
             and not (self._is_alone or self._stopping)
             and clock.steady() < running.began + self._timeouts.subject_share
-            and slots.allowed_in() is None
+            and slots.may_go_on()
+            and not (slots.is_ordered and self._is_outranked(slots.destination.id, lease.priority))
         )
 
     def _free_kept(self, slots: DestinationSlots, lease: Lease) -> None:
@@ -499,7 +724,7 @@ class Worker:
         self.heartbeat.let_go(lease)
         if done.what is Settle.retry:
             self._look_in(done.wait)
-        slots = self._slots[lease.delivery.destination_id]
+        slots = self._slots_of(lease)
         if following is not None and (kept := self._kept.pop(lease.fence, None)) is not None:
             # A lease taken with a settlement is renewed only after a full beat.
             self._begin(following, asked_at - following.seconds / self._timeouts.beats, kept.began)
@@ -511,12 +736,12 @@ class Worker:
     def note_lost(self, lease: Lease) -> None:
         """Drop a lease that belongs to another worker by now; nothing was changed."""
         self.heartbeat.let_go(lease)
-        slots = self._slots[lease.delivery.destination_id]
+        slots = self._slots_of(lease)
         self._free_kept(slots, lease)
         self._observer.lease_lost(slots.destination, lease)
 
     def destination_of(self, lease: Lease) -> Destination:
-        return self._slots[lease.delivery.destination_id].destination
+        return self._slots_of(lease).destination
 
     @property
     def takes(self) -> bool:
@@ -526,7 +751,13 @@ class Worker:
     def note_expired(self, expired: Expired) -> None:
         """Note an expired lease that was taken over."""
         self._look_at = 0.0  # it may be quarantined now
-        self._observer.lease_expired(self._slots[expired.destination_id].destination, expired)
+        if (slots := self._slots.get(expired.destination_id)) is not None:
+            self._observer.lease_expired(slots.destination, expired)
+
+    def note_breaker(self, change: BreakerChange) -> None:
+        """Note a breaker that an outcome of this worker has opened or closed."""
+        if (slots := self._slots.get(change.destination_id)) is not None:
+            self._observer.breaker(slots.destination, change)
 
     def _stop_lost(self, lease: Lease) -> None:
         """Stop the attempt of a lease that the heartbeat has lost, or is about to lose (R33)."""
@@ -541,14 +772,27 @@ class Worker:
             running.task.cancel()
 
 
-def _request(destination: Destination, limit: int, priority: Priority) -> LeaseRequest:
+async def _try_open(destination: Destination) -> bool:
+    """Open a destination that was loaded; where that fails, only this one is looked for again later."""
+    try:
+        await destination.open()
+    except Exception as error:
+        fields = {"destination": destination.name, "error": str(error)}
+        ration.log(log, logging.ERROR, "destination.unusable", fields, kind=destination.name)
+        return False
+    return True
+
+
+def _request(destination: Destination, limit: int, priority: Priority, *, is_fair: bool = False) -> LeaseRequest:
     terms = destination.terms
-    return LeaseRequest(destination.id, limit, terms.lease, priority, destination.crash_tolerance, terms.breaker.open)
+    tolerance, probe = destination.crash_tolerance, terms.breaker.open
+    return LeaseRequest(destination.id, limit, terms.lease, priority, tolerance, probe, is_fair)
 
 
 def _unreadable(reason: str) -> Result:
-    """Fail an attempt whose event cannot be decrypted: the key may be configured before the last retry."""
-    return Result(Category.transient, Evidence(error=f"undecryptable: {reason}"))
+    """Fail an attempt whose event cannot be read: a key, or the place of its body, may be back before the last
+    retry."""
+    return Result(Category.transient, Evidence(error=reason), counts=False)
 
 
 def _settle_unattempted(lease: Lease) -> Settlement | None:
@@ -563,30 +807,33 @@ def _settle_unattempted(lease: Lease) -> Settlement | None:
 class DestinationSlots:
     """Slots of one destination in this worker: attempts under way, and how many more may begin."""
 
-    __slots__ = ("_allowance", "_at", "asked", "busy", "destination")
+    __slots__ = ("asked", "busy", "destination", "priorities", "used_at")
 
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
         self.busy = 0
         self.asked = 0
         """Slots reserved for a lease request under way."""
-        self._allowance = 1.0
-        self._at = clock.steady()
+        self.priorities = {Priority.live}
+        """Priorities that its deliveries are known to have."""
+        self.used_at = clock.steady()
+
+    @property
+    def is_ordered(self) -> bool:
+        """True where due time is not all that decides what comes next."""
+        return self.destination.terms.fair is not None or len(self.priorities) > 1
 
     def room(self, most: int) -> int:
-        """Return how many attempts may begin now, by its concurrency, its rate and the worker's free slots."""
-        room = min(self.destination.terms.concurrency - self.busy, most, self._count_allowed())
-        return max(room - self.asked, 0)
+        """Return how many attempts may begin now, by its limits and the worker's free slots."""
+        return max(min(self.destination.terms.concurrency - self.busy, most) - self.asked, 0)
 
-    def _count_allowed(self) -> int:
-        rate = self.destination.terms.rate
-        if rate is None:
-            return self.destination.terms.concurrency
-        now = clock.steady()
-        # Unused rate is kept for a second at most, so that no burst follows a pause.
-        self._allowance = min(self._allowance + (now - self._at) * rate, max(rate, 1.0))
-        self._at = now
-        return int(self._allowance)
+    def may_go_on(self) -> bool:
+        """Tell whether the next attempt may begin in the slot of one that ends."""
+        return True
+
+    def is_idle_since(self, moment: float) -> bool:
+        """Tell whether nothing is under way, and nothing was since a moment of the steady clock."""
+        return not self.busy and not self.asked and self.used_at < moment
 
     def take(self) -> None:
         self.busy += 1
@@ -597,18 +844,183 @@ class DestinationSlots:
 
     def spend(self) -> None:
         """Count an attempt against the rate."""
-        self._allowance -= 1.0
 
     def refund(self) -> None:
         """Take back an attempt from the rate: it is not made."""
-        self._allowance += 1.0
 
-    def allowed_in(self) -> float | None:
-        """Return the seconds until the rate allows another attempt; None: at once, or without a rate."""
+
+class LimitedSlots(DestinationSlots):
+    """Slots of a destination whose rate or concurrency counts over all workers: the store grants both ahead."""
+
+    __slots__ = (
+        *(
+            "_ask_moments_at",
+            "_ask_places_at",
+            "_is_due",
+            "_moments",
+            "_not_before",
+            "_pause",
+            "_peak",
+            "_places",
+            "_places_until",
+        ),
+        *("_renew_at", "_step", "_timeouts"),
+    )
+
+    def __init__(self, destination: Destination, timeouts: WorkerTimeouts) -> None:
+        super().__init__(destination)
+        self._timeouts = timeouts
+        self._moments: deque[float] = deque()
+        """Moments reserved to begin an attempt at, by the steady clock."""
+        self._step = 1
+        """Moments to reserve next: doubled while they are used, one after some were not."""
+        self._ask_moments_at = 0.0
+        self._not_before = 0.0
+        """Earliest moment of the next attempt, at a slow rate."""
+        self._places = 0
+        self._places_until = 0.0
+        """Attempts may begin under these places for one lease: then each ends before they do."""
+        self._peak = 0
+        """Attempts under way at once since the last renewal."""
+        self._renew_at = 0.0
+        self._ask_places_at = 0.0
+        self._pause = timeouts.limit_pause
+        self._is_due = False
+        """True where work waited at the last request."""
+
+    def room(self, most: int) -> int:
+        terms, room = self.destination.terms, most
+        if terms.rate is not None:
+            room = min(room, self._count_moments(clock.steady()))
+        if terms.is_shared and clock.steady() >= self._places_until:
+            return 0
+        limit = self._places if terms.is_shared else terms.concurrency
+        return max(min(limit - self.busy, room) - self.asked, 0)
+
+    def may_go_on(self) -> bool:
+        now, terms = clock.steady(), self.destination.terms
+        if terms.is_shared and (now >= self._places_until or self.busy > self._places):
+            return False
+        return terms.rate is None or self._count_moments(now) > self.asked
+
+    def take(self) -> None:
+        super().take()
+        self._peak = max(self._peak, self.busy)
+
+    def give_back(self) -> None:
+        super().give_back()
+        if self.busy == self._places:  # it was more: others wait for what has just become free
+            self._renew_at = 0.0
+
+    def spend(self) -> None:
+        if not self._moments:
+            return
+        self._moments.popleft()
         rate = self.destination.terms.rate
-        if rate is None or self._count_allowed() >= 1:
-            return None
-        return (1.0 - self._allowance) / rate
+        if rate is not None and _is_slow(rate):  # a moment may be used late, but the next must not follow at once
+            self._not_before = clock.steady() + 1 / rate
+            self._moments = deque(max(moment, self._not_before) for moment in self._moments)
+
+    def refund(self) -> None:
+        if self.destination.terms.rate is not None:
+            now = clock.steady()
+            self._moments.appendleft(min(now, self._moments[0]) if self._moments else now)
+
+    def _count_moments(self, now: float) -> int:
+        """Return how many reserved moments have come. Those that were not used in time are lost, so that no burst
+        follows a pause; of a slow rate, each is kept until the next, and only one counts: two would begin at once."""
+        rate = self.destination.terms.rate
+        assert rate is not None
+        kept_since = now - max(2 * AHEAD, 1 / rate)
+        while self._moments and self._moments[0] < kept_since:
+            self._moments.popleft()
+            self._step = 1
+        come = bisect_right(self._moments, now)
+        return min(come, 1) if _is_slow(rate) else come
+
+    # -- what the store grants -----------------------------------------------------------------
+
+    def needs(self, is_due: bool, now: float) -> bool:
+        """Tell whether to ask the store for allowances now."""
+        terms = self.destination.terms
+        if terms.is_shared and self._places and now >= self._renew_at:
+            return True
+        if not is_due:
+            return False
+        if terms.rate is not None and not self._is_full():
+            self._count_moments(now)
+            if len(self._moments) <= self._step // 2 and now >= self._ask_moments_at:
+                return True
+        return terms.is_shared and now >= self._ask_places_at and self._is_short(now)
+
+    def _is_full(self) -> bool:
+        """True where it could not use a moment: another worker should have it."""
+        return self.busy + self.asked >= (self._places or self.destination.terms.concurrency)
+
+    def _is_short(self, now: float) -> bool:
+        is_held = now < self._places_until
+        return not is_held or self.busy + self.asked >= self._places < self.destination.terms.concurrency
+
+    def build_request(self, is_due: bool) -> LimitRequest:
+        terms, self._is_due = self.destination.terms, is_due
+        wanted = 0
+        if terms.is_shared:
+            wanted = terms.concurrency if is_due else min(self._peak + 1, terms.concurrency) if self._peak else 0
+        return LimitRequest(
+            self.destination.id,
+            terms.lease,
+            terms.rate,
+            self._step if is_due and terms.rate is not None and not self._is_full() else 0,
+            terms.concurrency if terms.is_shared else None,
+            self.busy + self.asked,
+            max(wanted, self.busy + self.asked),
+        )
+
+    def grant(self, allowance: Allowance, asked_at: float) -> None:
+        """Take what the store grants. `asked_at`: when it was asked, by the steady clock."""
+        terms, now = self.destination.terms, clock.steady()
+        if terms.rate is not None:
+            first = max(now + allowance.first_in, self._not_before)
+            if allowance.slots:
+                self._moments.extend(first + n / terms.rate for n in range(allowance.slots))
+                self._ask_moments_at = now
+                if allowance.slots == self._step:
+                    self._step = min(self._step * 2, max(int(terms.rate * AHEAD), 1))
+            else:
+                self._ask_moments_at = first
+        if terms.is_shared:
+            self._places, self._peak = allowance.places, self.busy
+            self._places_until = asked_at + terms.lease * self._timeouts.safe_part
+            self._renew_at = asked_at + min(self._timeouts.renew_places, terms.lease / self._timeouts.beats)
+            if self._is_due and self._places < terms.concurrency:  # others hold the rest
+                self._ask_places_at = now + self._pause
+                self._pause = min(self._pause * 2, self._timeouts.longest_limit_pause)
+            else:
+                self._ask_places_at, self._pause = now, self._timeouts.limit_pause
+
+    def rests(self, is_due: bool, now: float) -> float:
+        """Return the seconds until there may be something to begin or to ask for, by these limits."""
+        terms = self.destination.terms
+        moments = [now + self._timeouts.longest_rest]
+        if terms.is_shared and self._places:
+            moments.append(self._renew_at)
+        if is_due and terms.rate is not None:
+            moments.append(self._moments[0] if self._moments else self._ask_moments_at)
+        if is_due and terms.is_shared and self._is_short(now):
+            moments.append(self._ask_places_at)
+        # A moment that has come needs no waiting: something else is what it waits for.
+        return min(moment for moment in moments if moment > now) - now
+
+
+def _is_slow(rate: float) -> bool:
+    """Tell whether a moment of this rate is kept until the next one."""
+    return 1 / rate > 2 * AHEAD
+
+
+def _make_slots(destination: Destination, timeouts: WorkerTimeouts) -> DestinationSlots:
+    terms = destination.terms
+    is_limited = terms.rate is not None or terms.is_shared
+    return LimitedSlots(destination, timeouts) if is_limited else DestinationSlots(destination)
 
 
 class RunningAttempt:
@@ -640,12 +1052,19 @@ class Heartbeat:
     """Renewal of leases until they are released. `lost` is called on the heartbeat's own threads."""
 
     def __init__(
-        self, store: Store, lost: Callable[[Lease], None], shortest: float, beats: int = TIMEOUTS.beats
+        self,
+        store: Store,
+        lost: Callable[[Lease], None],
+        shortest: float,
+        beats: int = TIMEOUTS.beats,
+        worker: str | None = None,
     ) -> None:
-        """`shortest`: seconds of the shortest lease; `beats`: renewals per lease."""
+        """`shortest`: seconds of the shortest lease; `beats`: renewals per lease; `worker`: one that may hold
+        places."""
         self._store = store
         self._lost = lost
         self._beats = beats
+        self._worker = worker
         self._interval = shortest / beats
         self._held: dict[int, HeldLease] = {}
         self._unanswered: list[HeldLease] = []
@@ -669,6 +1088,10 @@ class Heartbeat:
 
         return threading.Thread(target=repeat, name=name, daemon=True)
 
+    def keep_places(self, worker: str) -> None:
+        """Renew the places that this worker holds, too: it has a destination with a shared limit now."""
+        self._worker = worker
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
@@ -679,6 +1102,10 @@ class Heartbeat:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+
+    def expect(self, lease: float) -> None:
+        """Beat often enough for leases of so many seconds."""
+        self._interval = min(self._interval, lease / self._beats)
 
     def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
         """Renew a lease from now on. `asked_at`: when it was requested, by the steady clock.
@@ -709,7 +1136,7 @@ class Heartbeat:
     def _renew(self, wanted: list[HeldLease], now: float) -> bool:
         self._unanswered = wanted
         try:
-            ours = self._store.renew([h.lease for h in wanted])
+            ours = self._store.renew([h.lease for h in wanted], self._worker)
         except StoreError as error:
             log.warning("heartbeat.unanswered", extra={"fields": {"leases": len(wanted), "error": str(error)}})
             return False

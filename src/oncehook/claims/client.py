@@ -30,6 +30,7 @@ from oncehook.errors import (
     AlreadyDone,
     ClaimLost,
     ConfigError,
+    ExtraMissing,
     InProgress,
     KeyMissing,
     OncehookError,
@@ -444,7 +445,7 @@ def module_of(url: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name not in ("redis", "psycopg"):
             raise
-        raise ConfigError(f"Claims on {scheme} need a driver.", hint=f"pip install 'oncehook[{name}]'") from error
+        raise ExtraMissing(f"A claims store on {scheme}", name) from error
 
 
 def resolve_store(store: str | None) -> str:

@@ -1,6 +1,7 @@
 """Inboxes under test: `TestInbox` for coroutines, `BlockingTestInbox` for plain functions, and signed samples.
 
-The pytest plugin provides the one that fits a test. The loop of the blocking one only runs during its methods.
+The pytest plugin provides the one that fits a test. Nothing reaches the network, and time stands still, from the moment
+an inbox under test is made until it is stopped. The loop of the blocking one only runs during its methods.
 """
 
 from __future__ import annotations
@@ -8,26 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+import functools
+import inspect
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from oncehook import clock, human, model, presets, samples
+from oncehook.destinations.base import Destination
 from oncehook.destinations.handler import HandlerDestination
-from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, DeliveryStatus, Filter, Headers, StoredDelivery
+from oncehook.model import Arrival, DeliveryStatus, Engine, Filter, Headers, StoredDelivery
 from oncehook.samples import Answer
-from oncehook.settings import development
+from oncehook.settings import build, development
 from oncehook.sources import Source
+from oncehook.testing import recorded as recording
+from oncehook.testing.recorded import Recorded, RecordedAttempt
 from oncehook.worker import Worker
-
-if TYPE_CHECKING:
-    from oncehook.testing.recorded import Recorded
 
 __all__ = ["Answer", "send", "signed"]
 
@@ -101,17 +104,18 @@ UNLIMITED: Final = 3600.0
 
 JOINED: Final = (
     "store_url", "cipher", "sources", "destinations", "routes", "classifiers", "limits", "retention", "observer",
-    "emitter", "_parts",
+    "emitter", "bodies_config", "archive_config", "_keepers", "_parts",
 )  # fmt: skip
 """Attributes that a program's inbox shares with the test's inbox."""
 
 
 class TrialClock:
-    """The time of an inbox under test: of its store and of the program."""
+    """The time of an inbox under test, of its store and of the program: it stands still unless it is moved."""
 
     def __init__(self, trial: TestInbox) -> None:
         self._trial = trial
         self._moved = 0.0
+        self._is_held = False
 
     def now(self) -> datetime:
         return clock.now_utc()
@@ -123,8 +127,21 @@ class TrialClock:
         clock.forward(seconds)
         self._moved += seconds
 
+    def hold(self) -> None:
+        """Stop the time, where that is possible: PostgreSQL has a clock of its own."""
+        if not self._is_held and build.engine_of(self._trial.store_url) is Engine.sqlite:
+            clock.hold()
+            self._is_held = True
+
+    def release(self) -> None:
+        """Let the time go on."""
+        if self._is_held:
+            clock.release()
+            self._is_held = False
+
     def take_back(self) -> None:
-        """Reset the time to the present."""
+        """Reset the time to the present, and let it go on."""
+        self.release()
         if self._moved:
             clock.forward(-self._moved)
             self._moved = 0.0
@@ -149,6 +166,46 @@ class TestInbox(Inbox):
         self._joined: list[tuple[Inbox, list[Any]]] = []
         self._budgets: list[tuple[Source, float]] = []
         self._last: Arrival | None = None
+        self._recorded: dict[str, Recorded] = {}
+        self._is_network_allowed = False
+        self._parts.wrap = self._record
+        self._isolate()
+
+    # -- apart from the world ------------------------------------------------------------------
+
+    def allow_network(self) -> None:
+        """Send to destinations for real, except to those that `recorded` was called for."""
+        self._is_network_allowed = True
+        recording.allow_network(self)
+
+    def _isolate(self) -> None:
+        self.clock.hold()
+        if not self._is_network_allowed:
+            recording.keep_off_network(self)
+
+    def _end_isolation(self) -> None:
+        self.clock.release()
+        recording.allow_network(self)
+
+    def _record(self, destination: Destination) -> Destination:
+        """Return a destination for a worker that records what it would send; a handler as it is."""
+        own = self.destinations[destination.name]
+        if isinstance(own, HandlerDestination):
+            return destination
+        recorded = self._recorded_of(own)
+
+        def passes(url: str) -> bool:
+            return not recorded.is_explicit and (self._is_network_allowed or recording.is_standin(url))
+
+        return recording.record(destination, own, recorded, passes)
+
+    def _recorded_of(self, destination: Destination) -> Recorded:
+        if isinstance(destination, HandlerDestination):
+            raise ConfigError(
+                f'"{destination.name}" is a handler: it is called, and sends nothing that could be recorded.',
+                hint="Look at what it did, or at `inbox.deliveries(…)`.",
+            )
+        return self._recorded.setdefault(destination.name, Recorded())
 
     # -- setting up ----------------------------------------------------------------------------
 
@@ -183,42 +240,49 @@ class TestInbox(Inbox):
         return copy.copy(destination)
 
     def recorded(self, name: str) -> Recorded:
-        """Record what an HTTP destination would be sent, instead of sending it; add the destination if need be.
+        """Return the record of a destination, to script its answers; add an HTTP destination if there is none.
+
+        It is never sent to for real, neither to a stand-in nor after `allow_network`.
 
         >>> n8n = inbox.recorded("n8n")
         >>> n8n.fail(502)
         """
-        from oncehook.testing.recorded import Recorded, RecordingClient
-
         if name not in self.destinations:
             self.destination(name, url=f"https://{name}.example/")
-        destination = self.destinations[name]
-        if not isinstance(destination, HttpDestination):
-            raise ConfigError(
-                f'"{name}" is a {destination.kind}, and only requests over HTTP can be recorded.',
-                hint="A handler can be called as it is; a sender has its stand-in in oncehook.testing.standins.",
-            )
-        recorded = Recorded()
-        destination._client = RecordingClient(recorded)
+        recorded = self._recorded_of(self.destinations[name])
+        recorded.is_explicit = True
         return recorded
+
+    def sent(self, name: str) -> list[RecordedAttempt]:
+        """Return what a destination was sent, or would have been: requests, messages or tasks, in order.
+
+        >>> [answer] = inbox.sent("answers")
+        >>> assert (answer.to, answer.text) == ("5511988880142", "On its way")
+        """
+        if name not in self.destinations:
+            raise ConfigError(f'There is no destination "{name}".', hint=human.suggest(name, self.destinations))
+        return self._recorded_of(self.destinations[name]).sent
 
     # -- starting and stopping -----------------------------------------------------------------
 
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
         """Begin to receive, unless it has begun. Only `drain` makes attempts."""
         if not self.is_started:
+            self._isolate()
             await super().start(work=False)
 
     async def _open_store(self, *, works: bool) -> None:
         await super()._open_store(works=True)  # `drain` makes attempts even where no worker is started
 
     async def stop(self, patience: float = UNLIMITED) -> None:
-        """Stop, if it was started."""
+        """Stop, if it was started. Time goes on, and the network can be reached."""
         if self.is_started:
             await super().stop(patience)
+        self._end_isolation()
 
     def take_back(self) -> None:
         """Reset the clock and the inboxes that were used."""
+        self._end_isolation()
         self.clock.take_back()
         while self._budgets:
             source, budget = self._budgets.pop()
@@ -261,16 +325,30 @@ class TestInbox(Inbox):
         return await hand_over(self, self._last)
 
     async def receive(
-        self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
+        self,
+        source: str,
+        headers: Headers | Mapping[str, str],
+        body: bytes,
+        *,
+        query: bytes = b"",
+        peer: str = "",
+        account: str | int = "",
     ) -> Receipt:
         await self.start()
-        return await super().receive(source, headers, body, query=query, peer=peer)
+        return await super().receive(source, headers, body, query=query, peer=peer, account=account)
 
     async def emit(
-        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+        self,
+        source: str,
+        type: str,
+        payload: object,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        account: str | int | None = None,
     ) -> str:
         await self.start()
-        return await super().emit(source, type, payload, key=key, subject=subject)
+        return await super().emit(source, type, payload, key=key, subject=subject, account=account)
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
@@ -310,7 +388,8 @@ class TestInbox(Inbox):
         if self.worker is not None:  # a host application has started it, with a worker of its own
             await self._catch_up(self.worker, numbers)
             return
-        self._parts.worker = worker = Worker(self.store, self.destinations.values(), self.observer)
+        recorded = map(self._record, self.destinations.values())
+        self._parts.worker = worker = Worker(self.store, recorded, self.observer, bodies=self.bodies)
         await worker.start()
         try:
             await self._catch_up(worker, numbers)
@@ -349,8 +428,18 @@ class TestInbox(Inbox):
 T = TypeVar("T")
 
 
+class Blocking:
+    """An object whose coroutine functions are run when they are called."""
+
+    def __init__(self, target: object, runner: BlockingTestInbox) -> None:
+        self._target, self._runner = target, runner
+
+    def __getattr__(self, name: str) -> Any:
+        return self._runner.without_await(getattr(self._target, name))
+
+
 class BlockingTestInbox:
-    """An inbox under test, for plain functions: `TestInbox` without `await`.
+    """An inbox under test, for plain functions: all of `TestInbox`, without `await`.
 
     >>> def test_paid(inbox: BlockingTestInbox) -> None:
     ...     inbox.use(shop.inbox)
@@ -361,19 +450,40 @@ class BlockingTestInbox:
 
     def __init__(self, store: str) -> None:
         self.trial = TestInbox(store)
-        """The inbox itself, for what has no method here; see `call`."""
+        """The inbox itself."""
         self.clock = self.trial.clock
         self.use = self.trial.use
         self.source = self.trial.source
         self.add = self.trial.add
         self.on = self.trial.on
         self.destination = self.trial.destination
+        self.sender = self.trial.sender
         self.route = self.trial.route
         self.recorded = self.trial.recorded
+        self.sent = self.trial.sent
+        self.allow_network = self.trial.allow_network
+        self.admin = Blocking(self.trial.admin, self)
         self._runner = asyncio.Runner()
+        self._serves = False
+
+    def __getattr__(self, name: str) -> Any:
+        return self.without_await(getattr(self.trial, name))
+
+    def without_await(self, value: Any) -> Any:
+        """Return a coroutine function as one that is called without `await`; anything else as it is."""
+        if not inspect.iscoroutinefunction(value):
+            return value
+
+        @functools.wraps(value)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.call(value(*args, **kwargs))
+
+        return run
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run any other coroutine: `inbox.call(inbox.trial.admin.stats(…))`."""
+        """Run a coroutine on the inbox's loop: `inbox.call(shop.refund("42"))`."""
+        if self._serves:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._runner.get_loop()).result()
         return self._runner.run(coroutine)
 
     def start(self) -> None:
@@ -405,3 +515,22 @@ class BlockingTestInbox:
     def deliveries(self, destination: str | None = None, *, status: str | None = None) -> list[StoredDelivery]:
         """List deliveries, oldest first."""
         return self.call(self.trial.deliveries(destination, status=status))
+
+    @contextlib.contextmanager
+    def served(self) -> Iterator[str]:
+        """Receive over real HTTP, on a thread meanwhile; yield the URL to which the name of a source is added."""
+        self.start()
+        loop, serving = self._runner.get_loop(), self.trial.served()
+        thread = threading.Thread(target=loop.run_forever, name="oncehook-served")
+        thread.start()
+        self._serves = True
+        try:
+            url = self.call(serving.__aenter__())
+            try:
+                yield url
+            finally:
+                self.call(serving.__aexit__(None, None, None))
+        finally:
+            self._serves = False
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()

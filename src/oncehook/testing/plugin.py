@@ -1,4 +1,5 @@
-"""The pytest plugin: fixtures `inbox`, `claims` and `oncehook_store`. Every pytest on the machine loads it.
+"""The pytest plugin: fixtures `inbox`, `oncehook_inbox`, `claims` and `oncehook_store`. Every pytest on the machine
+loads it.
 
 `inbox` is a `TestInbox` in an `async def` test, whichever plugin runs that, and a `BlockingTestInbox` in a `def` test.
 It lives on its test's event loop and must be stopped there, so the test function is wrapped.
@@ -28,8 +29,16 @@ def oncehook_store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[TestInbox | BlockingTestInbox, None, None]:
-    """Provide an inbox under test: `send`, `drain`, `clock.forward`, `recorded`, `use`."""
+def inbox(oncehook_inbox: TestInbox | BlockingTestInbox) -> TestInbox | BlockingTestInbox:
+    """Provide `oncehook_inbox` under a shorter name, which a project may use for something else."""
+    return oncehook_inbox
+
+
+@pytest.fixture
+def oncehook_inbox(
+    request: pytest.FixtureRequest, oncehook_store: str
+) -> Generator[TestInbox | BlockingTestInbox, None, None]:
+    """Provide an inbox under test: `use`, `send`, `drain`, `sent`, `recorded`, `clock.forward`."""
     if inspect.iscoroutinefunction(inspect.unwrap(request.function)):
         from oncehook.testing.inbox import TestInbox
 

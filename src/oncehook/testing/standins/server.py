@@ -98,6 +98,11 @@ CUT: Final = Reply(0)
 """No answer: the connection is closed."""
 
 
+ADDRESSES: Final[set[str]] = set()
+"""`host:port` of every server that was started in this process, stopped or not. A `TestInbox` sends to these, and to
+nobody else."""
+
+
 class LoopbackServer:
     """An HTTP server that `with …:` or `async with …:` starts and stops."""
 
@@ -140,6 +145,7 @@ class LoopbackServer:
         self._listening.daemon_threads = False
         self._thread = threading.Thread(target=self._listening.serve_forever, args=(0.01,), name="oncehook-stand-in")
         self._thread.start()
+        ADDRESSES.add(urlsplit(self.url).netloc)
         return self
 
     def stop(self) -> None:

@@ -1,0 +1,205 @@
+"""Accounts: whose an event is, for who serves many customers with one inbox.
+
+The receiver asks an `AccountDirectory` for the account that an address or a rule names. The directory loads an account
+when its name is first needed and keeps a bounded number of them, so that neither memory nor the way of an arrival grows
+with the number of accounts. `forget` makes it look again, when the store tells of a change (decision 27).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from oncehook import clock
+from oncehook.errors import Overloaded, SignatureInvalid, StoreUnavailable
+from oncehook.secret import Secret
+from oncehook.sources import Source, Standing
+
+LONGEST_ALIAS: Final = 200
+MOST_KNOWN: Final = 200_000
+"""Names whose account is remembered, in each process: 100,000 take some 25 MB."""
+MOST_SOURCES: Final = 20_000
+"""Sources with the secret of one account that are kept compiled, at 5 KB; to compile one again takes 20 µs."""
+MOST_UNKNOWN: Final = 20_000
+"""Names remembered to be nobody's: whoever makes them up must not push out those of real accounts."""
+MOST_WAITING: Final = 5_000
+"""Names that may wait to be looked up."""
+AT_ONCE: Final = 500
+"""Names that one query looks up."""
+UNKNOWN_FOR: Final = 60.0
+"""Seconds for which a name is remembered to be nobody's, should a notice be lost."""
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+NO_SECRETS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Account(msgspec.Struct, frozen=True, gc=False):
+    """An account as the receiver needs it."""
+
+    id: str
+    secrets: Mapping[str, Any] = NO_SECRETS
+    """What its senders sign with, by source, as it is stored: texts, which the garbage collector need not look at.
+    Without an entry, the source's own secret verifies."""
+    unreadable: Collection[str] = ()
+    """Sources for which it has a secret that cannot be decrypted here."""
+
+
+Load = Callable[[Sequence[str]], Awaitable[Mapping[str, Account]]]
+"""A function that looks names up in the store: ids and aliases. Names of nobody are left out."""
+
+
+async def load_nobody(names: Sequence[str]) -> Mapping[str, Account]:
+    """Find no account: for an inbox that is not started."""
+    return {}
+
+
+class AccountDirectory:
+    """Accounts by name, as far as this process knows them."""
+
+    def __init__(
+        self,
+        load: Load,
+        is_usable: Callable[[str | None], bool] = lambda account: True,
+        read_secrets: Callable[[Any], Sequence[Secret]] = lambda kept: [],
+    ) -> None:
+        """`is_usable` tells whether what is known of an account can be used, or must be looked up again; None: that a
+        name is nobody's."""
+        self._load = load
+        self.is_usable = is_usable
+        self._read_secrets = read_secrets
+        self._known: dict[str, Account] = {}
+        self._names: dict[str, set[str]] = {}
+        """Names in `_known`, by account."""
+        self._unknown: dict[str, float] = {}
+        """Names of nobody, and until when to believe it."""
+        self._sources: dict[str, dict[str, Source]] = {}
+        """Sources as they are for one account, by account and name."""
+        self._waiting: dict[str, asyncio.Future[Account | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._generation = 0
+        """Raised by every notice: what was read before it may be out of date."""
+
+    def find(self, name: str) -> Account | None:
+        """Return the account of an id or alias, or None for nobody's. Raises KeyError where that is not known yet."""
+        found = self._known.get(name)
+        if found is not None:
+            if not self.is_usable(found.id):
+                raise KeyError(name)
+            return found
+        if self._unknown[name] < clock.steady() or not self.is_usable(None):
+            del self._unknown[name]
+            raise KeyError(name)
+        return None
+
+    def at(self, source: Source, account: Account) -> Source:
+        """Return a source as it is for one account: with its secret, where it has one there. Raises StoreUnavailable
+        where that cannot be decrypted."""
+        if source.name in account.unreadable:
+            raise StoreUnavailable(f"The secret of account {account.id} for {source.name} cannot be read here.")
+        made = self._sources.get(account.id, {}).get(source.name)
+        if made is None or made.template is not source:
+            secrets = account.secrets.get(source.name)
+            made = source.of_account(account.id, None if secrets is None else self._read_secrets(secrets))
+            made.guard = partial(_check_account, made.standing, source.guard)
+            _keep(self._sources, account.id, self._sources.get(account.id, {}), MOST_SOURCES)[source.name] = made
+        return made
+
+    async def load(self, names: Iterable[str]) -> dict[str, Account | None]:
+        """Look names up. Those that many arrivals wait for are looked up once, many names by one query."""
+        futures: dict[str, asyncio.Future[Account | None]] = {}
+        loop = asyncio.get_running_loop()
+        if len(self._waiting) >= MOST_WAITING:  # checked once: one arrival may bring many names, and must get through
+            raise Overloaded
+        for name in names:
+            if name not in self._waiting:
+                self._waiting[name] = loop.create_future()
+            futures[name] = self._waiting[name]
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = loop.create_task(self._look_up(), name="oncehook-accounts")
+        return {name: await asyncio.shield(future) for name, future in futures.items()}
+
+    async def _look_up(self) -> None:
+        while self._waiting:
+            names = list(self._waiting)[:AT_ONCE]
+            generation = self._generation
+            try:
+                found = await self._load(names)
+            except BaseException as error:
+                for name in names:
+                    _fail(self._waiting.pop(name), error)
+                if not isinstance(error, Exception):
+                    raise
+                continue
+            for name in names:
+                account = found.get(name)
+                # A notice came while this was read: it serves who waits, and is read again for who comes next.
+                if generation == self._generation:
+                    self._remember(name, account)
+                waiting = self._waiting.pop(name)
+                if not waiting.done():
+                    waiting.set_result(account)
+
+    def _remember(self, name: str, account: Account | None) -> None:
+        if account is None:
+            _keep(self._unknown, name, clock.steady() + UNKNOWN_FOR, MOST_UNKNOWN)
+            return
+        if len(self._known) >= MOST_KNOWN and name not in self._known:
+            self._drop(next(iter(self._known)))
+        self._known[name] = account
+        self._names.setdefault(account.id, set()).add(name)
+
+    def _drop(self, name: str) -> None:
+        account = self._known.pop(name)
+        names = self._names[account.id]
+        names.discard(name)
+        if not names:
+            del self._names[account.id]
+
+    def forget(self, accounts: Collection[str] | None = None, *, is_over: bool = False) -> None:
+        """Look these accounts up again when they are next named; None: all of them.
+
+        `is_over`: what was begun at their addresses is not acknowledged any more.
+        """
+        self._generation += 1
+        self._unknown.clear()
+        if accounts is None:
+            accounts = {*self._names, *self._sources}
+        for account in accounts:
+            for name in self._names.pop(account, ()):
+                del self._known[name]
+            for source in self._sources.pop(account, {}).values():
+                source.standing.is_retired = is_over
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _check_account(standing: Standing, guard: Callable[[], None] | None) -> None:
+    """Raise where an arrival at an account's address must not be taken, or not be acknowledged any more."""
+    if guard is not None:
+        guard()
+    if standing.is_retired:
+        raise SignatureInvalid("unknown account")
+
+
+def _keep(cache: dict[_K, _V], key: _K, value: _V, most: int) -> _V:
+    """Keep a value, and drop the one that was kept first when there are too many."""
+    if len(cache) >= most and key not in cache:
+        del cache[next(iter(cache))]
+    cache[key] = value
+    return value
+
+
+def _fail(future: asyncio.Future[Account | None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error if isinstance(error, Exception) else Overloaded())
+        future.exception()  # seen: its sender may have gone
