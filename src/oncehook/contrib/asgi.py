@@ -122,7 +122,7 @@ def received(inbox: Inbox, source: str) -> Callable[[Request], Awaitable[Receive
         except Rejected as error:
             raise Answered(inbox.receiver.turn_away(known, arrival, error)) from error
         if request.method != "POST":
-            raise Answered(inbox.receiver.greet(known, arrival))
+            raise Answered(await inbox.receiver.answer_handshake(known, arrival))
         receipt = await inbox.receiver.take(known, arrival)
         if receipt.outcome not in _KEPT or receipt.reply.status >= 400:  # a conflict may be answered 422
             raise Answered(receipt.reply)

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -149,11 +149,22 @@ class Bridge:
         return _result(future, timeout)
 
     def receive(
-        self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
+        self,
+        source: str,
+        headers: Headers | Mapping[str, str],
+        body: bytes,
+        *,
+        query: bytes = b"",
+        peer: str = "",
+        account: str | int = "",
     ) -> Receipt:
         """Receive like `Inbox.receive`, in a view of one's own. Never raises: the receipt holds the reply."""
-        arrival = Arrival(source, build.as_headers(headers), body, query, "POST", "", peer)
-        return self._receive(self.inbox.sources.get(source), arrival)
+        arrival = Arrival(source, build.as_headers(headers), body, query, "POST", "", peer, str(account))
+
+        async def take() -> Receipt:
+            return await self.inbox.receiver.receive(arrival)
+
+        return self._receive(self.inbox.sources.get(source), take())
 
     def answer(self, arrival: Arrival, read: Read) -> Reply:
         """Answer one request at the URL of a source.
@@ -162,6 +173,11 @@ class Bridge:
         source allows.
         """
         source = next((one for one in self.inbox.sources.values() if one.path == arrival.source), None)
+        if source is None:
+            try:
+                source = self.call(self._find_stored(arrival.source))
+            except OncehookError as error:
+                return put_off(None, error)
         if source is not None:
             arrival.source = source.name
             if source.path != source.name:  # an unguessable path must not be stored (S25)
@@ -171,28 +187,38 @@ class Bridge:
             arrival.body = read_body(arrival.headers, read, self.inbox.receiver.largest_body)
         except Rejected as error:
             refusal = error
-            return self._call_receiver(source, lambda receiver: receiver.turn_away(source, arrival, refusal))
+            return self._call_receiver(source, lambda receiver: _at_once(receiver.turn_away(source, arrival, refusal)))
         if arrival.method != "POST":
-            return self._call_receiver(source, lambda receiver: receiver.greet(source, arrival))
-        return self._receive(source, arrival).reply
+            return self._call_receiver(source, lambda receiver: receiver.answer_handshake(source, arrival))
 
-    def _receive(self, source: Source | None, arrival: Arrival) -> Receipt:
         async def take() -> Receipt:
             return await self.inbox.receiver.take(source, arrival)
 
+        return self._receive(source, take()).reply
+
+    async def _find_stored(self, path: str) -> Source | None:
+        return await self.inbox.definitions.find_source_at(path)
+
+    def _receive(self, source: Source | None, taking: Coroutine[Any, Any, Receipt]) -> Receipt:
         try:
-            return self.call(take())
+            return self.call(taking)
         except OncehookError as error:
             return Receipt(put_off(source, error), "error", [])
 
-    def _call_receiver(self, source: Source | None, answer: Callable[[Receiver], Reply]) -> Reply:
+    def _call_receiver(self, source: Source | None, answer: Callable[[Receiver], Awaitable[Reply]]) -> Reply:
         async def call() -> Reply:
-            return answer(self.inbox.receiver)  # called on the bridge's loop, because `start` replaces the receiver
+            return await answer(
+                self.inbox.receiver
+            )  # called on the bridge's loop, because `start` replaces the receiver
 
         try:
             return self.call(call())
         except OncehookError as error:
             return put_off(source, error)
+
+
+async def _at_once(reply: Reply) -> Reply:
+    return reply
 
 
 def _result(future: concurrent.futures.Future[T], timeout: float | None) -> T:

@@ -129,6 +129,10 @@ class CeleryDestination:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
+    def payload(self, lease: Lease) -> bytes:
+        """Return the task's argument as JSON, for tests that record it."""
+        return msgspec.json.encode(_build_arguments(lease))
+
     async def attempt(self, lease: Lease) -> Result:
         task_id = task_id_of(lease)
         try:

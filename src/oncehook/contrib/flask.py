@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.wsgi import Dashboard, as_bytes
-from oncehook.errors import ConfigError
+from oncehook.errors import ConfigError, ExtraMissing
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.sources import Reply
@@ -18,7 +18,7 @@ from oncehook.web.peers import UNKNOWN, plain
 try:
     import flask
 except ImportError as error:
-    raise ConfigError("This needs Flask.", hint="pip install 'oncehook[flask]'") from error
+    raise ExtraMissing("An inbox in Flask", "flask") from error
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
@@ -63,7 +63,9 @@ def blueprint(bridge: Bridge, name: str = "oncehook") -> flask.Blueprint:
     @made.route("/<source>/<path:rest>", methods=METHODS)
     def receive(source: str, rest: str = "") -> flask.Response:
         request = flask.request
-        return response(bridge.answer(arrival_of(request, source), request.stream.read))
+        arrival = arrival_of(request, source)
+        arrival.account = rest.partition("/")[0]
+        return response(bridge.answer(arrival, request.stream.read))
 
     return made
 

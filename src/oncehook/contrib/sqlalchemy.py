@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from oncehook.errors import ConfigError
+from oncehook.errors import ConfigError, ExtraMissing
 from oncehook.event import Effect, Event
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ try:
     from sqlalchemy.orm import Session
     from sqlalchemy.pool import NullPool
 except ImportError as error:
-    raise ConfigError("This needs SQLAlchemy.", hint="pip install 'oncehook[sqlalchemy]'") from error
+    raise ExtraMissing("A handler with a session", "sqlalchemy") from error
 
 Handler = Callable[..., Any]
 

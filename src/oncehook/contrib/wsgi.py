@@ -38,7 +38,7 @@ class Dashboard:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._app = hosted(bridge.inbox.admin, NoBroadcast(), authorize=lambda request: request.scope[_DECISION])
+        self._app = hosted(bridge.inbox, NoBroadcast(), authorize=lambda request: request.scope[_DECISION])
 
     def answer(self, environ: WSGIEnvironment, decision: Authorized, hooks: str | None = None) -> Reply:
         """Answer one request of the person that `decision` names; `hooks` is the path below which sources receive."""

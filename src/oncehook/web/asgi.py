@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from oncehook.errors import Overloaded, Rejected
+import msgspec
+
+from oncehook.errors import NotStarted, Overloaded, Rejected
+from oncehook.ingest import JSON, RETRY_AFTER, Lookup
 from oncehook.sources import Network, Reply
 from oncehook.web.hooks import HookRequest, Hooks
 from oncehook.web.peers import Scope, direct_peer, is_within
@@ -50,7 +53,8 @@ class HookApp:
             return
         finally:
             hook.release()
-        decided = hook.finish()
+        while isinstance(decided := hook.finish(), Lookup):
+            await decided.wait()
         if not isinstance(decided, Reply):
             decided = (await self._hooks.receiver.complete(decided)).reply
         await _send(send, decided)
@@ -92,6 +96,21 @@ class Mount:
         if self._hooks is None or receiver is not self._hooks.receiver:
             self._hooks = Hooks(receiver, "/", direct_peer)
         await HookApp(self._hooks)(scope, receive, send)
+
+
+class WhileStarted:
+    """Dashboard and API as part of another application; answers 503 with what to do until the inbox is started."""
+
+    def __init__(self, inbox: Inbox, app: App) -> None:
+        self._inbox, self._app = inbox, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._inbox.is_started:
+            error = NotStarted()
+            body = msgspec.json.encode({"error": str(error), "code": error.code, "hint": error.hint})
+            await _send(send, Reply(503, body, (JSON, RETRY_AFTER)))
+            return
+        await self._app(scope, receive, send)
 
 
 _PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")

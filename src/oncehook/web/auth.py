@@ -12,7 +12,7 @@ import hmac
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
@@ -25,7 +25,7 @@ from oncehook.admin import Admin
 from oncehook.errors import ConfigError, Forbidden, Refused, StoreError, TokenExpired
 from oncehook.ingest import is_direct
 from oncehook.logs import ration
-from oncehook.model import Arrival, Headers, Person, RoleName
+from oncehook.model import Arrival, Headers, Person, RoleName, Scope
 from oncehook.secret import Secret, is_random
 from oncehook.settings.tables import TokenConfig
 from oncehook.store.base import TOKEN_USE_SECONDS
@@ -98,6 +98,31 @@ def prove(name: str, voucher: bytes) -> bytes:
     return hmac.digest(name.encode("utf-8", "surrogateescape"), voucher, "sha256")
 
 
+LINK_SECONDS: Final = 600.0
+"""Seconds for which a one-time link is valid."""
+
+
+class OneTimeLink:
+    """The link that logs somebody at this machine in, once. A new one makes the one before invalid."""
+
+    def __init__(self) -> None:
+        self._digest: bytes | None = None
+        self._until = 0.0
+
+    def new(self) -> str:
+        """Return the token of a new link, valid for 10 minutes."""
+        token = clock.random_bytes(32).hex()
+        self._digest, self._until = hash_of(token), clock.steady() + LINK_SECONDS
+        return token
+
+    def take(self, token: str) -> bool:
+        """Tell whether the token is that of the link, in time; it is not a second time."""
+        if self._digest is None or clock.steady() > self._until or not same(self._digest, hash_of(token)):
+            return False
+        self._digest = None
+        return True
+
+
 log = logging.getLogger("oncehook.web")
 
 LONGEST_TOKEN: Final = 4096
@@ -121,6 +146,8 @@ class Identity:
     role: Role
     sources: frozenset[str] | None = None
     """The sources that it sees and acts on; None: all."""
+    accounts: frozenset[str] | None = None
+    """The accounts that it sees and acts on; None: all, and what has none."""
     payloads: bool = True
     """Whether it sees bodies, header values, previews and answers."""
     expires: datetime | None = None
@@ -128,8 +155,12 @@ class Identity:
     is_token: bool = False
     """Whether the settings name it, so that its last use is stored."""
 
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.sources, self.accounts)
+
     def admin(self, admin: Admin) -> Admin:
-        return admin.seen_by(self.name, self.sources, payloads=self.payloads)
+        return admin.seen_by(self.name, self.scope, payloads=self.payloads)
 
     @property
     def has_expired(self) -> bool:
@@ -155,10 +186,9 @@ async def authorize_request(authorize: Authorize, request: Request) -> Identity 
         answer = await answer
     if answer is None:
         return None
-    sources: frozenset[str] | None = None
-    payloads = True
+    scope, payloads = Scope(), True
     if isinstance(answer, Person):
-        sources = None if answer.sources is None else frozenset(answer.sources)
+        scope = Scope(_limit(answer.sources), _limit(answer.accounts))
         answer, payloads = (answer.name, answer.role), answer.payloads
     name, role = answer if isinstance(answer, tuple) and len(answer) == 2 else (UNNAMED, answer)
     if not isinstance(name, str) or not name.strip() or not isinstance(role, str) or role not in Role.__members__:
@@ -166,7 +196,11 @@ async def authorize_request(authorize: Authorize, request: Request) -> Identity 
         fields = {"answer": repr(answer)[:LONGEST_NAME], "hint": hint}
         ration.log(log, logging.ERROR, "authorize.invalid", fields, kind="answer")
         return None
-    return Identity(name.strip()[:LONGEST_NAME], Role[role], sources, payloads)
+    return Identity(name.strip()[:LONGEST_NAME], Role[role], scope.sources, scope.accounts, payloads)
+
+
+def _limit(names: Collection[str | int] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(map(str, names))
 
 
 async def _ignore_use(name: str) -> None:
@@ -206,12 +240,15 @@ class Access:
         peer_of: PeerOf = direct_peer,
         on_refused: OnRefused = _ignore_refusal,
         note_use: Callable[[str], Awaitable[None]] = _ignore_use,
+        link: OneTimeLink | None = None,
     ) -> None:
         """Read every token once. Raises ConfigError for one that is missing, empty, or has two holders.
 
         `note_use` is called with the name of a token in use, once a minute.
         """
         self.throttle = Throttle()
+        self.link = link
+        """The way into the dashboard for somebody at this machine; None where there is no dashboard of our own."""
         self._note_use = note_use
         self._used: dict[str, float] = {}
         self._authorize = authorize
@@ -222,9 +259,11 @@ class Access:
         if admin_token is not None:
             self._add(admin_token, Identity("admin", Role.admin, is_token=True))
         for token in tokens:
-            sources = None if token.sources is None else frozenset(token.sources)
-            role = Role[token.role]
-            self._add(token.token, Identity(token.name, role, sources, token.payloads, token.expires, is_token=True))
+            sources, accounts = _limit(token.sources), _limit(token.accounts)
+            holder = Identity(
+                token.name, Role[token.role], sources, accounts, token.payloads, token.expires, is_token=True
+            )
+            self._add(token.token, holder)
 
     def _add(self, token: Secret, identity: Identity) -> None:
         value = token.reveal()

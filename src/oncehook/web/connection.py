@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import httptools
 
 from oncehook.errors import Overloaded, Rejected
-from oncehook.ingest import Begun
+from oncehook.ingest import Begun, Deferred, Lookup
 from oncehook.logs import ration
 from oncehook.model import Headers
 from oncehook.sources import Network, Reply
@@ -359,13 +359,15 @@ class HookExchange(Exchange):
         decided = self._hook.finish()
         if isinstance(decided, Reply):
             self._answer_soon(decided)
-        elif decided.source.settings.revive_dead:
+        elif isinstance(decided, Lookup):
+            decided.call_back(self._finish)
+        elif isinstance(decided, Deferred) or decided.source.settings.revive_dead:
             self._connection.server.run(self._complete(decided))
         else:
             self._begun = decided
             decided.pending.call_back(self._decide)
 
-    async def _complete(self, begun: Begun) -> None:
+    async def _complete(self, begun: Begun | Deferred) -> None:
         self.answer((await self._connection.hooks.receiver.complete(begun)).reply)
 
     def _decide(self) -> None:

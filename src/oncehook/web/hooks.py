@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
-from oncehook.ingest import Begun, Receipt, Receiver
+from oncehook.errors import Malformed, Overloaded, Rejected, StoreUnavailable, TooLarge
+from oncehook.ingest import Begun, Deferred, Lookup, Receipt, Receiver
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Network, Reply, Source
 from oncehook.web.counts import NetworkCount
@@ -120,10 +120,10 @@ class HookRequest:
 
     __slots__ = ("_arrival", "_body", "_counted", "_hooks", "_size", "_source")
 
-    def __init__(self, hooks: Hooks, source: Source | None, arrival: Arrival) -> None:
+    def __init__(self, hooks: Hooks, source: Source | Lookup | None, arrival: Arrival) -> None:
         self._hooks = hooks
         self._source = source
-        """None: there is no source at this path."""
+        """None: there is no source at this path. A look-up: nobody here knows yet; the body is held meanwhile."""
         self._arrival = arrival
         self._body: bytes | bytearray = b""
         self._size = 0
@@ -170,24 +170,48 @@ class HookRequest:
             self._counted.release()
             self._counted = None
 
-    def finish(self) -> Reply | Begun:
-        """Pass the whole request to the receiver; return its reply, or the intake that the store must decide."""
+    def finish(self) -> Reply | Begun | Deferred | Lookup:
+        """Pass the whole request to the receiver; return its reply, or what the store must decide or look up.
+
+        Returns the look-up of its source while that is under way: call again when it is done.
+        """
+        source = self._source
+        if isinstance(source, Lookup):
+            if not source.is_done:
+                return source
+            try:
+                self._settle_source(source.result())
+            except StoreUnavailable as error:
+                self.release()
+                return self._hooks.receiver.put_off(None, error)
+            source = self._known_source
         if self._counted is not None:
             self.release()
         # Without a source, as many bytes as were sent: the refusal takes as long as for a real one (S8).
         self._arrival.body = bytes(self._body) if len(self._body) == self._size else bytes(self._size)
         if self._arrival.method != "POST":
-            return self._hooks.receiver.greet(self._source, self._arrival)
-        begun = self._hooks.receiver.begin(self._source, self._arrival)
+            return self._hooks.receiver.greet(source, self._arrival)
+        begun = self._hooks.receiver.begin(source, self._arrival)
         return begun.reply if isinstance(begun, Receipt) else begun
+
+    def _settle_source(self, source: Source | None) -> None:
+        self._source = source
+        if source is not None:
+            self._arrival.source = source.name
+            if source.path != source.name:
+                self._arrival.path = _hide_path(source, unquote(self._arrival.path))
+
+    @property
+    def _known_source(self) -> Source | None:
+        return None if isinstance(self._source, Lookup) else self._source
 
     def refuse(self, error: Rejected | Overloaded) -> Reply:
         """Drop the body and return the reply to a refused request."""
         self.release()
         self._body = b""
         if isinstance(error, Overloaded):
-            return self._hooks.receiver.put_off(self._source, error)
-        return self._hooks.receiver.turn_away(self._source, self._arrival, error)
+            return self._hooks.receiver.put_off(self._known_source, error)
+        return self._hooks.receiver.turn_away(self._known_source, self._arrival, error)
 
     def closes(self, error: Rejected | Overloaded) -> bool:
         """Tell whether this refusal must close the connection, because the end of the body is uncertain.
@@ -216,9 +240,14 @@ class Hooks:
         self.budget = budget or BodyBudget()
         self._dropped = self.budget.twin(dropped)
         """Bytes of bodies for nobody. They are not held, but who sends too many is answered alike (S8)."""
-        self.cap = receiver.largest_body
+        self._cap = receiver.largest_body
+
+    @property
+    def cap(self) -> int:
         """Bytes of the largest body that is read, the same with and without a source: a 413 must not tell them apart
         (S8)."""
+        stored = self.receiver.stored
+        return self._cap if stored is None or stored.largest_body < self._cap else stored.largest_body
 
     def open(
         self,
@@ -234,19 +263,28 @@ class Hooks:
         stored headers. `root` is the path at which an application has mounted us."""
         # A sub-path (Evolution's /messages-upsert) is not part of the name.
         start = len(root) if root and path.startswith(root) else 0
-        name = path[start + len(self.prefix) :].partition("/")[0]
-        source = self._by_path.get(name)
-        if source is not None:
-            if source.path != source.name:  # an unguessable path must not be stored (S25)
-                raw_path = quote(path.replace(source.path, source.name, 1))
+        name, _, rest = path[start + len(self.prefix) :].partition("/")
+        source: Source | Lookup | None = self._by_path.get(name)
+        if source is None and self.receiver.stored is not None:
+            source = self.receiver.stored.at(name)
+        if isinstance(source, Source):
+            if source.path != source.name:
+                raw_path = _hide_path(source, path)
             name = source.name
         peer = self._peer_of({"client": client, "headers": headers})
-        return HookRequest(self, source, Arrival(name, headers, b"", query, method, raw_path, peer))
+        return HookRequest(
+            self, source, Arrival(name, headers, b"", query, method, raw_path, peer, rest.partition("/")[0])
+        )
 
     def enforce_budget(self) -> None:
         """Refuse bodies that are too much because of what other processes hold."""
         self.budget.enforce()
         self._dropped.enforce()
 
-    def count(self, source: Source | None, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
+    def count(self, source: Source | Lookup | None, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
         return (self._dropped if source is None else self.budget).begin(peer, refuse)
+
+
+def _hide_path(source: Source, path: str) -> str:
+    """Return the path to be stored with an arrival: with the source's name in place of its unguessable path (S25)."""
+    return quote(path.replace(source.path, source.name, 1))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from oncehook import clock
 from oncehook.errors import Refused
+from oncehook.model import EVERYTHING, Scope
 
 QUEUE: Final = 500
 """Moments that may wait for one watcher."""
@@ -39,16 +41,16 @@ class NotLive(Refused):
 
 
 class Watcher:
-    def __init__(self, scope: Collection[str] | None = None) -> None:
-        """Watch the sources in `scope`; None: all of them."""
+    def __init__(self, scope: Scope = EVERYTHING) -> None:
+        """Watch what is in `scope`."""
         self._scope = scope
         self.waiting: deque[bytes] = deque(maxlen=QUEUE)
         self.dropped = 0
         self.stir = asyncio.Event()
 
-    def sees(self, source: object) -> bool:
-        """Tell whether this watcher may see a moment of this source; None means a moment without one."""
-        return self._scope is None or source in self._scope
+    def sees(self, source: object, account: object) -> bool:
+        """Tell whether this watcher may see a moment of this source and account; None means a moment without one."""
+        return self._scope.sees(source, account)
 
     def offer(self, moment: bytes) -> None:
         """Add a moment, dropping the oldest one where the queue is full."""
@@ -87,13 +89,13 @@ class Broadcast:
         """Publish a moment to all watchers. Never waits; costs nothing while nobody watches. Call it on the event
         loop."""
         if self._watchers:
-            moment = encode_event(kind, fields)
+            moment = encode_event(kind, {"at": clock.now_utc().isoformat(timespec="milliseconds"), **fields})
             for watcher in self._watchers:
-                if watcher.sees(fields.get("source")):
+                if watcher.sees(fields.get("source"), fields.get("account")):
                     watcher.offer(moment)
 
-    def join(self, scope: Collection[str] | None = None) -> Watcher:
-        """Return a new watcher, of these sources or of all. Raises TooManyWatchers. Call `leave` afterwards."""
+    def join(self, scope: Scope = EVERYTHING) -> Watcher:
+        """Return a new watcher of what is in `scope`. Raises TooManyWatchers. Call `leave` afterwards."""
         if len(self._watchers) >= WATCHERS:
             raise TooManyWatchers
         watcher = Watcher(scope)
@@ -135,7 +137,7 @@ class NoBroadcast(Broadcast):
 
     is_live = False
 
-    def join(self, scope: Collection[str] | None = None) -> Watcher:
+    def join(self, scope: Scope = EVERYTHING) -> Watcher:
         raise NotLive
 
 

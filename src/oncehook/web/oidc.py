@@ -21,7 +21,7 @@ from urllib.parse import quote, quote_plus, urlencode, urlsplit
 import msgspec
 
 from oncehook import clock
-from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
+from oncehook.errors import BadRequest, ConfigError, ExtraMissing, Forbidden, Refused
 from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.http_client.urls import read_url
 from oncehook.logs import ration
@@ -473,9 +473,7 @@ def check_installed() -> None:
     try:
         import joserfc  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "Signing in with OpenID needs a package that is not installed.", hint="Run: pip install 'oncehook[oidc]'"
-        ) from None
+        raise ExtraMissing("Signing in with OpenID", "oidc") from None
 
 
 def verify(token: str, keys: Sequence[Jwk], *, issuer: str, client_id: str, nonce: str) -> Claims:

@@ -33,6 +33,7 @@ import msgspec
 from oncehook import clock, logs
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
+from oncehook.model import Id
 from oncehook.observe import Observed, Observer
 from oncehook.reports import RunningReceiver
 from oncehook.sources import Network
@@ -105,6 +106,18 @@ class Stop(msgspec.Struct, tag=True):
 Message: TypeAlias = Ready | Handed | Report | Happened | Watched | Stop
 
 
+def _encode_id(value: object) -> bytes:
+    if isinstance(value, Id):
+        return bytes(value)
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def _decode_id(kind: type, value: object) -> object:
+    if issubclass(kind, Id) and isinstance(value, bytes):
+        return kind(value)
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
 class Channel:
     """Messages between two processes, in order, over one end of a pair of sockets. Lives on one event loop."""
 
@@ -120,8 +133,8 @@ class Channel:
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_id)
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, dec_hook=_decode_id)
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._received = bytearray()
         self._descriptors: deque[int] = deque()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import signal
 import socket
@@ -29,7 +30,7 @@ from oncehook.settings import ServerConfig
 from oncehook.settings.values import is_loopback
 from oncehook.sources import Network
 from oncehook.web.asgi import App, OnDemand, Prefixed
-from oncehook.web.auth import Access
+from oncehook.web.auth import Access, OneTimeLink
 from oncehook.web.connection import BACKLOG, ConnectionLimits, Connections, limit_connections
 from oncehook.web.counts import CONNECTIONS
 from oncehook.web.hooks import Hooks
@@ -132,9 +133,9 @@ class StopSignals:
         return len(self._received) > 1
 
     def _receive(self, number: int) -> None:
-        if number in self._received:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+        # At once: a second one that the loop had yet to hear of would be lost when the server has stopped.
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
         self._received.add(number)
         self._stop.set()
         self._on_stop()
@@ -219,11 +220,15 @@ async def serve_inbox(
         return probe_routes(inbox.troubles)
 
     def all_routes() -> list[BaseRoute]:
-        return [*probes(), metrics_route(inbox.metrics, None if apart else admin.access), *admin.routes()]
+        portal = [] if apart else admin.portal_routes()
+        return [*probes(), metrics_route(inbox.metrics, None if apart else admin.access), *portal, *admin.routes()]
 
     everything = Prefixed(_app(all_routes), trusted)
+    # Customers reach the public address only.
+    public = Prefixed(_app(lambda: [*probes(), *admin.portal_routes()]), trusted)
 
     def ready(address: str) -> None:
+        inbox.address = address
         admin.address = f"http://{apart}" if apart else address
         inbox.announce(admin.address)
         on_ready(address, admin.link())
@@ -234,7 +239,7 @@ async def serve_inbox(
         stream.close()
 
     hooks = build_hooks(inbox, trusted, None if receivers is None else receivers.counts)
-    app = _app(probes) if apart else everything
+    app = public if apart else everything
     async with contextlib.AsyncExitStack() as beside:
         if admin.oidc is not None:
             beside.push_async_callback(admin.oidc.close)
@@ -252,7 +257,8 @@ async def serve_inbox(
                 receivers=receivers,
             )
         except OSError as error:
-            raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
+            taken = "Choose another port with --port; 0 takes any." if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}", hint=taken) from error
 
 
 def serve_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
@@ -287,6 +293,7 @@ class _AdminRoutes:
             peer_of=peer_finder(trusted),
             on_refused=inbox.observer.access_refused,
             note_use=inbox.store.note_token_use,
+            link=OneTimeLink() if ui else None,
         )
         self.address = ""
         self._bind = settings.admin_bind or settings.host
@@ -296,6 +303,7 @@ class _AdminRoutes:
         )
         self._inbox, self._stream, self._guide = inbox, stream, guide
         self._ui = ui
+        self._trusted, self._portal = trusted, settings.portal
 
     def routes(self) -> list[BaseRoute]:
         from oncehook.web import api
@@ -306,6 +314,17 @@ class _AdminRoutes:
 
             found += dashboard.routes(self._inbox.admin, self._auth, self._stream, self._guide)
         return found
+
+    def portal_routes(self) -> list[BaseRoute]:
+        if not self._ui:
+            return []
+        from starlette.routing import Mount
+
+        from oncehook.web.dashboard.portal import portal_routes
+
+        sites = () if self._portal is None else self._portal.frame_ancestors
+        routes = portal_routes(self._inbox, self._stream, trusted=self._trusted, frame_ancestors=sites)
+        return [Mount("/portal", routes=routes)]
 
     def link(self) -> str | None:
         """Return the path of a fresh one-time link for a person at this machine; elsewhere there is a password."""

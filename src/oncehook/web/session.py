@@ -1,4 +1,5 @@
 """Sessions of the dashboard, begun by password, one-time link or OpenID provider; or the host application decides.
+Sessions of customers at the portal, begun by a signed link.
 
 Pages pass every request to `Auth.of` and get an `Identity` or None. Sessions are in the store: they survive a restart,
 and all servers of an inbox share them. A bearer token is no credential here, as a cookie is none at the API (S29).
@@ -8,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlencode
 
-from oncehook import clock
+from oncehook import clock, portal
+from oncehook.admin import Admin
 from oncehook.errors import Forbidden, StoreUnavailable
-from oncehook.model import StoredSession
+from oncehook.model import Noun, StoredSession
+from oncehook.portal import LinkRefused, PortalLink
+from oncehook.settings.stored import Vault
 from oncehook.sources import Network
 from oncehook.store.base import Store
 from oncehook.verify import same
@@ -21,6 +26,7 @@ from oncehook.web.auth import (
     Access,
     Authorize,
     Identity,
+    OneTimeLink,
     Role,
     authorize_request,
     hash_of,
@@ -39,14 +45,16 @@ if TYPE_CHECKING:
 class DashboardSessions:
     """The sessions of the store. Looking one up writes nothing."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, suffix: str = "") -> None:
+        """`suffix` tells its cookie from others of the same inbox."""
         self._store = store
+        self._suffix = suffix
         self._cookie = ""
 
     async def cookie(self) -> str:
         """Return the cookie's name, which differs between inboxes on a machine, because cookies ignore ports."""
         if not self._cookie:
-            self._cookie = f"oncehook_{await self._store.inbox_number():x}"
+            self._cookie = f"oncehook_{await self._store.inbox_number():x}{self._suffix}"
         return self._cookie
 
     async def begin(self, actor: str, role: str, voucher: bytes, seconds: float = SESSION_SECONDS) -> str:
@@ -57,6 +65,23 @@ class DashboardSessions:
         await self._store.begin_session(StoredSession(hash_of(name), actor, role, proof), seconds)
         return name
 
+    async def begin_portal(self, link: PortalLink, voucher: bytes) -> str | None:
+        """Begin the session of a customer, bound to the key that signed the link; None where the link was used before.
+
+        Customers' sessions are counted apart, so that they never end those of the inbox's own people.
+        """
+        # Its maker's clock may be a little ahead of the store's.
+        if not await self._store.take_link(hash_of(f"link {link.nonce}"), link.until - clock.now() + _SKEW):
+            return None
+        name = clock.random_bytes(32).hex()
+        session = StoredSession(hash_of(name), link.actor, Role.admin.name, prove(name, voucher), link.account)
+        await self._store.begin_session(session, portal.SESSION_SECONDS, MOST_CUSTOMERS)
+        return name
+
+    async def is_disabled(self, account: str) -> bool:
+        """Tell whether an account is stored and disabled."""
+        return any(not one.is_enabled for one in await self._store.find_definitions(Noun.account, [account]))
+
     async def of(self, name: str) -> StoredSession | None:
         return await self._store.get_session(hash_of(name))
 
@@ -65,9 +90,10 @@ class DashboardSessions:
         await self._store.end_session(hash_of(name))
 
 
-LINK_SECONDS: Final = 600.0
-"""Seconds for which a one-time link is valid."""
 LONGEST_PASSWORD: Final = 4096
+MOST_CUSTOMERS: Final = 10_000
+"""Sessions of customers that are kept; beyond that, the oldest end."""
+_SKEW: Final = 3600.0
 
 
 class Auth:
@@ -93,8 +119,10 @@ class Auth:
         self._announce = announce
         self._sessions = sessions
         self.oidc = oidc
-        self._link: bytes | None = None
-        self._link_until = 0.0
+        self._link = access.link or OneTimeLink()
+
+    is_portal = False
+    """Whether it lets customers in, each to one account."""
 
     @property
     def is_hosted(self) -> bool:
@@ -102,8 +130,8 @@ class Auth:
 
     @property
     def has_password(self) -> bool:
-        """Tell whether to ask for a password: not where there is none, but another way to sign in."""
-        return self.access.has_tokens or self.oidc is None
+        """Tell whether there is a password to ask for."""
+        return self.access.has_tokens
 
     @property
     def can_announce(self) -> bool:
@@ -123,6 +151,8 @@ class Auth:
         """Return a session's holder, with the role that it was begun with, or a lower one if its password now gives
         less."""
         role = Role[session.role]
+        if session.account is not None:
+            return None  # a customer's, begun at the portal
         if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
             return Identity(session.actor, role)
         vouched = self.access.find_session_holder(name, session.proof)
@@ -139,17 +169,15 @@ class Auth:
 
     def link(self) -> str:
         """Return the path of a new one-time link, valid for 10 minutes; the one before becomes invalid."""
-        token = clock.random_bytes(32).hex()
-        self._link, self._link_until = hash_of(token), clock.steady() + LINK_SECONDS
-        return f"/?token={token}"
+        return f"/?token={self._link.new()}"
 
-    def announce(self, request: Request) -> None:
-        """Print a fresh link for somebody at this machine, who can read it there."""
+    def announce(self, request: Request, to: str = "/") -> None:
+        """Print a fresh link to a page for somebody at this machine, who can read it there."""
         if self._announce is None or not self.is_own_machine(request):
             raise Forbidden("A link is printed only for direct requests of this machine.")
         self.access.throttle.check("link")
         self.access.throttle.wrong("link")
-        self._announce(self.link())
+        self._announce(self.link() + ("" if to == "/" else f"&{urlencode({'to': to})}"))
 
     def is_own_machine(self, request: Request) -> bool:
         # A browser is expected here, so the headers by which `is_local` recognises one are left out.
@@ -158,11 +186,8 @@ class Auth:
 
     def by_link(self, request: Request, token: str) -> Identity | None:
         """Return the link's holder: once, in time, and only directly from this machine."""
-        if self._link is None or clock.steady() > self._link_until or not self.is_own_machine(request):
+        if not self.is_own_machine(request) or not self._link.take(token):
             return None
-        if not same(self._link, hash_of(token)):
-            return None
-        self._link = None
         return Identity("local", Role.admin)
 
     def by_password(self, request: Request, password: str) -> Identity | None:
@@ -232,11 +257,16 @@ class Auth:
     ) -> None:
         assert self._sessions is not None
         await self._forget(request)
+        name = await self._sessions.begin(identity.name, identity.role.name, voucher, seconds)
+        await self._set_cookie(request, answer, name, seconds)
+
+    async def _set_cookie(self, request: Request, answer: Response, value: str, seconds: float) -> None:
+        assert self._sessions is not None
         answer.set_cookie(
             await self._sessions.cookie(),
-            await self._sessions.begin(identity.name, identity.role.name, voucher, seconds),
+            value,
             max_age=int(seconds),
-            path=request.scope.get("root_path") or "/",
+            path=root_path(request),
             secure=self.is_https(request),
             httponly=True,
             samesite="strict",
@@ -245,7 +275,7 @@ class Auth:
     async def end(self, request: Request, answer: Response) -> None:
         assert self._sessions is not None
         await self._forget(request)
-        answer.delete_cookie(await self._sessions.cookie(), path=request.scope.get("root_path") or "/")
+        answer.delete_cookie(await self._sessions.cookie(), path=root_path(request))
 
     async def _forget(self, request: Request) -> None:
         name = await self._name(request)
@@ -261,6 +291,84 @@ class Auth:
             return True
         proxied = is_within(direct_peer(request.scope), self._trusted)
         return proxied and request.headers.get("x-forwarded-proto", "").lower() == "https"
+
+
+class PortalHost(Protocol):
+    """The inbox as the portal needs it."""
+
+    @property
+    def admin(self) -> Admin: ...
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def vault(self) -> Vault: ...
+
+
+class PortalAuth(Auth):
+    """Sign-in to the portal: a link that works once, and a session of one account.
+
+    Its cookie has a name and a path of its own, so that an operator who opens a customer's link stays logged in.
+    """
+
+    is_portal = True
+
+    def __init__(
+        self, host: PortalHost, *, trusted: Sequence[Network] = (), frame_ancestors: Sequence[str] = ()
+    ) -> None:
+        super().__init__(Access(), DashboardSessions(host.store, "_portal"), trusted=trusted)
+        self._vault = host.vault
+        self.frame_ancestors = frame_ancestors
+        """Sites that may show its pages in a frame."""
+
+    def _holder(self, name: str, session: StoredSession) -> Identity | None:
+        if session.account is None or not self._vault.has_key:
+            return None
+        keys = self._vault.derive_keys(portal.PURPOSE)
+        if not any(same(prove(name, key), session.proof) for key in keys):
+            return None
+        return Identity(session.actor, Role[session.role], accounts=frozenset({session.account}))
+
+    def check_link(self, text: str) -> PortalLink:
+        """Return whom a link lets in; it is not used up. Raises LinkRefused."""
+        return portal.read_link(self._vault, text)[0]
+
+    async def enter(self, request: Request, text: str, answer: Response) -> PortalLink | None:
+        """Begin a session with a link and return whom it lets in; None for somebody who is in by that link already.
+        Raises LinkRefused.
+
+        The session's name is new, whatever cookie the browser came with.
+        """
+        assert self._sessions is not None
+        link, key = portal.read_link(self._vault, text)
+        if await self._sessions.is_disabled(link.account):
+            raise LinkRefused
+        before = await self.of(request)
+        name = await self._sessions.begin_portal(link, key)
+        if name is None:
+            if before is not None and before.name == link.actor:
+                return None
+            raise LinkRefused
+        await self._forget(request)
+        await self._set_cookie(request, answer, name, portal.SESSION_SECONDS)
+        return link
+
+    async def _set_cookie(self, request: Request, answer: Response, value: str, seconds: float) -> None:
+        assert self._sessions is not None
+        is_framed = request.headers.get("sec-fetch-dest") in ("iframe", "frame")
+        if not (is_framed and self.frame_ancestors and self.is_https(request)):
+            await super()._set_cookie(request, answer, value, seconds)
+            return
+        # In a frame of another site a browser sends no other cookie than this kind, and this one in no other site's
+        # frames. Changes are safe nevertheless: they are refused unless they come from our own page.
+        cookie = f"{await self._sessions.cookie()}={value}; Max-Age={int(seconds)}; Path={root_path(request)}"
+        answer.headers.append("set-cookie", f"{cookie}; HttpOnly; Secure; SameSite=None; Partitioned")
+
+
+def root_path(request: Request) -> str:
+    """Return the path that cookies of this application are sent to."""
+    return request.scope.get("root_path") or "/"
 
 
 def _as_token(password: str) -> bytes:

@@ -21,11 +21,16 @@ from oncehook.contrib.django import assembly
 from oncehook.contrib.django.models import DeadLetter, Delivery, Event
 from oncehook.errors import BadRequest, OncehookError, Refused
 from oncehook.model import DeliveryId, ListedDelivery, ListedEvent, Page, StoredDelivery
+from oncehook.query import with_words
 from oncehook.replay import some_id
 
 ROWS: Final = 50
 PATIENCE: Final = 10.0
 """Seconds for one answer."""
+
+WIDEST: Final = 44
+"""Letters of a cell: a table of longer ones would not fit."""
+SHORT: Final = 15
 
 REPLAY, DISCARD = "replay", "discard"
 
@@ -39,6 +44,11 @@ def _read_position(text: str) -> bytes | None:
         return bytes.fromhex(text)[:64] or None
     except ValueError:
         raise BadRequest("This is no place in this list.") from None
+
+
+def _cut(text: str, longest: int = WIDEST) -> str:
+    """Shorten long text in its middle: ids and subjects differ at their ends."""
+    return text if len(text) <= longest else f"{text[: longest // 3]}…{text[-(longest - longest // 3 - 1) :]}"
 
 
 class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -89,12 +99,20 @@ class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _rows(self, request: HttpRequest) -> tuple[list[dict[str, Any]], str | None]:
         query, before = request.GET.get("q", ""), request.GET.get("before", "")
         try:
-            page = _ask(self._page(f"{self.about} {query}".strip(), _read_position(before)))
+            page = _ask(self._page(with_words(query, self.about), _read_position(before)))
         except (OncehookError, TimeoutError) as error:
             self._complain(request, error)
             return [], None
         further = urlencode({"q": query, "before": page.next.hex()}) if page.next else None
-        return [{"id": str(item.id), "cells": self._cells(item)} for item in page.items], further
+        return [self._row(item) for item in page.items], further
+
+    def _row(self, item: ListedEvent | StoredDelivery) -> dict[str, Any]:
+        """Return a row that fits: its id cut in the middle, linked to its event in the dashboard where there is one."""
+        event_id = item.event_id if isinstance(item, StoredDelivery) else item.id
+        dashboard = assembly.read_settings().get("DASHBOARD")
+        link = f"{str(dashboard).rstrip('/')}/events/{event_id}" if dashboard else None
+        cells = [_cut(cell) if isinstance(cell, str) else cell for cell in self._cells(item)]
+        return {"id": str(item.id), "short": _cut(str(item.id), SHORT), "link": link, "cells": cells}
 
     async def _page(self, query: str, before: bytes | None) -> Page[Any]:
         admin = assembly.get_inbox().admin

@@ -21,11 +21,10 @@ from django.db import close_old_connections
 from django.http import HttpRequest
 from starlette.requests import Request
 
-from oncehook.contrib.bridge import Bridge
+from oncehook.contrib.bridge import Bridge, put_off
 from oncehook.contrib.django import assembly
 from oncehook.contrib.django.views import authorize_user
 from oncehook.errors import OncehookError
-from oncehook.ingest import try_again
 from oncehook.web.auth import Authorize, Authorized
 
 T = TypeVar("T")
@@ -93,8 +92,8 @@ class _Across:
         try:
             # On a thread, because the first request starts the inbox, which takes a while.
             under_way = await asyncio.to_thread(self._bridge.call, answer)
-        except OncehookError:
-            reply = try_again(None)
+        except OncehookError as error:
+            reply = put_off(None, error)
             await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
             await send({"type": "http.response.body", "body": reply.body})
             return

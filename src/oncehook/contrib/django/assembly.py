@@ -15,15 +15,15 @@ from django.db import connections
 from oncehook.categories import Classify
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django.transactions import DjangoDestination
-from oncehook.destinations.handler import Handler
+from oncehook.destinations.handler import TakesEvent, TakesTransaction
 from oncehook.errors import ConfigError
 from oncehook.human import nearest
 from oncehook.inbox import Inbox, name_of
 from oncehook.settings import build, load
-from oncehook.settings.tables import HandlerSettings
+from oncehook.settings.tables import BodiesConfig, HandlerSettings, ObjectsConfig
 
 KEYS: Final = (
-    *("STORE", "SCHEMA", "MIGRATE", "ENCRYPT", "CONFIG", "WORK"),
+    *("STORE", "SCHEMA", "MIGRATE", "ENCRYPT", "BODIES", "ARCHIVE", "CONFIG", "WORK"),
     *("SOURCES", "DESTINATIONS", "ROUTES", "TRUSTED_PROXIES", "DASHBOARD"),
 )
 DEFAULT_ALIAS: Final = "default"
@@ -92,7 +92,7 @@ def database_url(alias: str, schema: str) -> str:
     return f"postgresql://{access}/{name}?{urlencode({**params, 'schema': schema}, quote_via=quote)}"
 
 
-F = TypeVar("F", bound=Handler)
+F = TypeVar("F", bound=TakesEvent | TakesTransaction)
 
 
 class DjangoInbox(Inbox):
@@ -165,6 +165,10 @@ def get_inbox() -> DjangoInbox:
         inbox = DjangoInbox(str(url), migrate=given.get("MIGRATE", True))
     if "ENCRYPT" in given:
         inbox.cipher = build.cipher_of(given["ENCRYPT"])
+    if "BODIES" in given:
+        inbox.bodies_config = build.read_objects(BodiesConfig, "bodies", given["BODIES"])
+    if "ARCHIVE" in given:
+        inbox.archive_config = build.read_objects(ObjectsConfig, "archive", given["ARCHIVE"])
     inbox.alias = alias()
     for name, settings_ in given.get("SOURCES", {}).items():
         _apply(f"SOURCES: {name}", inbox.source, name, **settings_)

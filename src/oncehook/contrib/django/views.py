@@ -63,10 +63,9 @@ def _outside_transactions(view: Callable[..., HttpResponse]) -> Callable[..., Ht
 def hook(request: HttpRequest, rest: str) -> HttpResponse:
     """Receive one arrival, or answer a handshake."""
     headers = _headers(request)
-    source = rest.partition("/")[0]  # a sub-path (Evolution's /messages-upsert) is not part of the name
-    arrival = Arrival(
-        source, headers, b"", _query(request), request.method or "", request.path, _peer(request, headers)
-    )
+    source, _, below = rest.partition("/")  # a sub-path (Evolution's /messages-upsert) is not part of the name
+    method, account = request.method or "", below.partition("/")[0]
+    arrival = Arrival(source, headers, b"", _query(request), method, request.path, _peer(request, headers), account)
     return _response(assembly.get_bridge().answer(arrival, _reader(request)))
 
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from oncehook.admin import Admin
-from oncehook.errors import Forbidden, NotFound, Refused, StoreError, Unauthorized
+from oncehook.errors import Forbidden, InvalidSettings, NotFound, Refused, StoreError, Unauthorized
 from oncehook.logs import ration
 from oncehook.web.api import schemas
 from oncehook.web.api.endpoints import ENDPOINTS
@@ -155,7 +155,11 @@ def refusal(error: Refused) -> Response:
         more["WWW-Authenticate"] = "Bearer"
     if isinstance(error, WrongMethod):
         more["Allow"] = ", ".join(error.methods)
-    return _json(error.status, schemas.Error(error=str(error), code=error.code, hint=error.hint), more)
+    answer = schemas.Error(error=str(error), code=error.code, hint=error.hint)
+    if isinstance(error, InvalidSettings):
+        listed = [schemas.SettingError(**one) for one in error.errors]
+        answer = schemas.SettingsError(error=str(error), code=error.code, hint=error.hint, errors=listed)
+    return _json(error.status, answer, more)
 
 
 def _unavailable(error: StoreError) -> Response:

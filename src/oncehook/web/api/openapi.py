@@ -15,7 +15,7 @@ import msgspec
 from oncehook import __version__
 from oncehook.query import WORDS
 from oncehook.web.api.request import MOST, USUAL, ApiCall, Body
-from oncehook.web.api.schemas import ApiAnswer, Error
+from oncehook.web.api.schemas import ApiAnswer, Error, SettingsError
 from oncehook.web.auth import Role
 
 Handler = Callable[[ApiCall], Awaitable[Any]]
@@ -59,13 +59,14 @@ _MEANINGS: Final[Mapping[int, str]] = {
     404: "There is no such thing, or no longer.",
     409: "It does not stand where that could be done.",
     413: "The body is larger than 64 KB.",
+    422: "Settings are wrong, or a secret cannot be kept; `code` says which.",
     429: "Too soon; `Retry-After` says when.",
     503: "The store cannot answer now; `Retry-After` says when.",
 }
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    shapes: list[type] = [Error]
+    shapes: list[type] = [Error, SettingsError]
     for endpoint in endpoints:
         shapes += [shape for shape in (endpoint.answer, endpoint.body) if shape is not None]
     _, components = msgspec.json.schema_components(
@@ -88,7 +89,6 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
     refusals = sorted({*ALWAYS, *endpoint.refusals, *([413] if endpoint.body else [])})
-    refused = {"application/json": {"schema": _ref(Error)}}
     parts = [part for part in endpoint.path.split("/") if part]
     words = [endpoint.method.lower(), *(part for part in parts if not part.startswith("{"))]
     operation: dict[str, Any] = {
@@ -102,12 +102,18 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         ],
         "responses": {
             str(endpoint.status): _response(endpoint),
-            **{str(status): {"description": _MEANINGS[status], "content": refused} for status in refusals},
+            **{str(status): {"description": _MEANINGS[status], "content": _refused(status)} for status in refusals},
         },
     }
     if endpoint.body is not None:
         operation["requestBody"] = {"content": {"application/json": {"schema": _ref(endpoint.body)}}}
     return operation
+
+
+def _refused(status: int) -> dict[str, Any]:
+    # A key that is missing is no error of one setting.
+    schema = {"anyOf": [_ref(SettingsError), _ref(Error)]} if status == 422 else _ref(Error)
+    return {"application/json": {"schema": schema}}
 
 
 def _parameter(name: str, place: str, about: str, *, required: bool = False) -> dict[str, Any]:

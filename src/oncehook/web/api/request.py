@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -21,8 +21,8 @@ from oncehook.admin import Admin
 from oncehook.errors import BadRequest, ConfigError, NotFound
 from oncehook.human import suggest
 from oncehook.logs import plain
-from oncehook.model import Filter, IdT, digest
-from oncehook.query import WORDS, quote_value
+from oncehook.model import Filter, IdT, digest, flatten_text
+from oncehook.query import WORDS, narrow, quote_value
 from oncehook.web.auth import Access, Identity
 from oncehook.web.live import Broadcast
 
@@ -30,8 +30,9 @@ MOST: Final = 200
 USUAL: Final = 50
 LARGEST_BODY: Final = 64 * 1024
 LONGEST_KEY: Final = 255
-_PLACES: Final = {"event": 16, "delivery": 16, "replay": 16, "audit": 8}
-"""Bytes of a cursor in each list: an id, or a number."""
+_PLACES: Final = {"event": 16, "delivery": 16, "replay": 16, "audit": 8, "rejection": 8, "item": 8}
+"""Bytes of a cursor in each list: an id, or a number. Others have a name of any length."""
+LONGEST_NAME: Final = 100
 
 
 class BodyTooLarge(BadRequest):
@@ -78,6 +79,12 @@ class Reason(Body, frozen=True):
     reason: str = ""
 
 
+class AddMark(Body, frozen=True):
+    """What happens now, in a few words: "v1.2"."""
+
+    text: str
+
+
 class DiscardMatching(Body, frozen=True):
     """Which dead letters to close, as a plan has shown them or by a query; and why."""
 
@@ -97,15 +104,89 @@ class Remember(Body, frozen=True):
     """Keys, each as the list of its parts: one, unless the source's key is a composite."""
 
     keys: Annotated[list[Parts], Meta(min_length=1, max_length=MOST_KEYS)]
+    account: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class Erase(Body, frozen=True):
-    """Whose events to erase, and why. `reason` may be left out of a dry run only."""
+    """Whose events to erase, and why: of a subject, of an account, or of a subject within one. `reason` may be left out
+    of a dry run only."""
 
-    subject: Annotated[str, Meta(min_length=1)]
+    subject: Annotated[str, Meta(min_length=1)] | None = None
     source: str | None = None
+    account: Annotated[str, Meta(min_length=1)] | None = None
     reason: str = ""
     dry_run: bool = False
+
+
+class MakeAccount(Body, frozen=True):
+    """An account: its id, what people and providers call it, and what its senders sign with, by source; "generate"
+    makes a secret. With `move`, aliases of other accounts become this one's."""
+
+    id: str | int
+    name: str = ""
+    aliases: list[str | int] = []
+    secrets: dict[str, str] = {}
+    move: bool = False
+
+
+class MakePortalLink(Body, frozen=True):
+    """For whom a link to the portal is, by a name for the audit log, and for how long it is valid."""
+
+    name: str = ""
+    expires: str | float = "10m"
+
+
+class ChangeAccount(Body, frozen=True):
+    """What changes about an account: `aliases` are all of them, of `secrets` those that are named; null takes one
+    away."""
+
+    name: str | None = None
+    aliases: list[str | int] | None = None
+    secrets: dict[str, str | None] = {}
+    enabled: bool | None = None
+    move: bool = False
+
+
+class RotateSecret(Body, frozen=True):
+    """Whose secret to replace, and for how long the old one stays valid."""
+
+    source: str
+    overlap: str = "1h"
+
+
+class Rotate(Body, frozen=True):
+    """How long the old secret is still valid; a new one is generated unless it is given."""
+
+    overlap: str = "1h"
+    secret: Annotated[str, Meta(min_length=8)] | None = None
+
+
+class DefineSource(Body, frozen=True, forbid_unknown_fields=False):
+    """A source: its name and the settings of `[source.NAME]`; `"secret": "generate"` has one made."""
+
+    name: str
+    account: str | None = None
+
+
+class DefineDestination(Body, frozen=True, forbid_unknown_fields=False):
+    """A destination: its name and the settings of `[destination.NAME]`; `"sign": "generate"` has a key made."""
+
+    name: str
+    account: str | None = None
+
+
+class DefineRoute(Body, frozen=True, forbid_unknown_fields=False):
+    """A route: the settings of `[[route]]`."""
+
+    to: str
+    from_: str = msgspec.field(name="from")
+    account: str | None = None
+
+
+class ChangeDefinition(Body, frozen=True, forbid_unknown_fields=False):
+    """Settings to change; null takes one out. `enabled` and `account` can be changed, too."""
+
+    enabled: bool = True
 
 
 class Sample(Body, frozen=True):
@@ -135,12 +216,19 @@ class ApiCall:
     def actor(self) -> str:
         return self.identity.name
 
+    @property
+    def name(self) -> str:
+        """Return the name in the path."""
+        return str(self.request.path_params["name"])
+
     def id(self, kind: type[IdT], place: str = "id") -> IdT:
         """Return the id in the path. An id of another kind is not found."""
         try:
             return kind.parse(self.request.path_params[place])
         except ValueError:
-            raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind.prefix}.") from None
+            noun = kind.__name__.removesuffix("Id").lower()
+            written = flatten_text(self.request.path_params[place], 64)
+            raise NotFound(f"No {noun} {written}.", hint=f"Its id begins with {kind.prefix}.") from None
 
     def parameter(self, name: str, default: str = "") -> str:
         """Return a parameter of the query string; refuse one that is repeated."""
@@ -151,9 +239,8 @@ class ApiCall:
 
     def filter(self) -> Filter:
         """Return the filter of `query=` and of the query words that are given as parameters."""
-        words = [self.parameter("query")]
-        words += [f"{word}:{quote_value(value)}" for word in WORDS if (value := self.parameter(word))]
-        return self.admin.read(" ".join(words))
+        words = [f"{word}:{quote_value(value)}" for word in WORDS if (value := self.parameter(word))]
+        return narrow(self.admin.read(self.parameter("query")), self.admin.read(" ".join(words)))
 
     def limit(self) -> int:
         text = self.parameter("limit", str(USUAL))
@@ -171,9 +258,22 @@ class ApiCall:
             raise _bad_cursor() from None
         head, _, place = raw.partition(b":")
         # A cursor of another size is invalid: PostgreSQL would refuse it, and that would look like a failing store.
-        if head != kind.encode() or len(place) != _PLACES[kind] or (kind == "audit" and place[0] > 0x7F):
+        fits = len(place) == _PLACES[kind] if kind in _PLACES else len(place) <= LONGEST_NAME and place.isascii()
+        if head != kind.encode() or not fits or (_PLACES.get(kind) == 8 and place[0] > 0x7F):
             raise _bad_cursor()
         return place
+
+    def after(self, kind: str) -> str | None:
+        """Return the name after which a list goes on; None for its beginning."""
+        place = self.cursor(kind)
+        return None if place is None else place.decode("ascii")
+
+    def flag(self, name: str) -> bool:
+        """Return a parameter that is true or false; false where it is not given."""
+        text = self.parameter(name, "false")
+        if text not in ("true", "false", "1", "0"):
+            raise BadRequest(f"`{name}` is true or false.")
+        return text in ("true", "1")
 
     def request_key(self) -> str | None:
         """Return the identity of an act: who asks, where, and their Idempotency-Key (R47)."""
@@ -185,8 +285,8 @@ class ApiCall:
         path = self.request.url.path.rpartition("/api/v1/")[2]  # the same wherever we are mounted
         return digest(self.actor.encode(), path.encode(), given[0].encode("latin-1")).hex()
 
-    async def body(self, kind: type[B]) -> B:
-        """Return the JSON body as one of the shapes above; a missing body as an empty one."""
+    async def object(self) -> dict[str, Any]:
+        """Return the JSON object in the body; a missing body as an empty one."""
         raw = await self._raw()
         try:
             value = payload.parse(raw) if raw.strip() else {}
@@ -195,6 +295,11 @@ class ApiCall:
         if not isinstance(value, dict):
             raise BadRequest("The body must be a JSON object.")
         check_characters(value.items())
+        return value
+
+    async def body(self, kind: type[B]) -> B:
+        """Return the JSON body as one of the shapes above; a missing body as an empty one."""
+        value = await self.object()
         for name in value:
             check_word(name, kind.__struct_fields__, "field of this request")
         try:

@@ -17,6 +17,7 @@ from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
 import msgspec
 
 from oncehook import model, replay, reports, samples, upkeep
+from oncehook.account_definitions import DefinedAccount
 from oncehook.query import write_query
 from oncehook.web.auth import Identity, Role
 
@@ -87,6 +88,20 @@ class Error(ApiAnswer, frozen=True):
     hint: str
 
 
+class SettingError(ApiAnswer, frozen=True):
+    """What is wrong with one setting."""
+
+    setting: str
+    error: str
+    hint: str
+
+
+class SettingsError(Error, frozen=True):
+    """Why settings were refused, one error each."""
+
+    errors: Sequence[SettingError]
+
+
 # -- events ------------------------------------------------------------------------------------
 
 _REPLAYED: Final[Made] = (bool, attrgetter("is_replayed"))
@@ -108,15 +123,15 @@ ListedEvent = shape(
     "ListedEvent",
     model.ListedEvent,
     "An event in a list.",
-    "id source type key subject received_at event_at marks size copies deliveries",
+    "id source account type key subject received_at event_at marks size copies has_conflict deliveries",
     marks=(_MARKS, lambda event: _marks(event.marks)),
 )
 Delivery = shape(
     "Delivery",
     model.StoredDelivery,
     "One event for one destination.",
-    "id event_id source destination type key subject status category note attempts run due_at last_status last_error"
-    " replayed last_replay_at replay_id reason received_at settled_at blocked_by",
+    "id event_id source account destination type key subject status category note attempts run due_at last_status"
+    " last_error replayed last_replay_at replay_id reason received_at settled_at blocked_by",
     replayed=_REPLAYED,
 )
 Event = shape(
@@ -127,11 +142,18 @@ Event = shape(
     `same_body_as` is the event in which the same signed body came before, under another key. What its source's check
     covers is null where there is no such source any more.
     """,
-    "id source type key subject received_at event_at marks size copies same_body_as body_authenticated"
+    "id source account type key subject received_at event_at marks size copies same_body_as body_authenticated"
     " key_authenticated method target headers deliveries",
     ("event", "request"),
     marks=(_MARKS, lambda found: _marks(found.event.marks)),
     same_body_as=(str | None, attrgetter("event.same_as")),
+)
+Media = shape(
+    "Media",
+    model.StoredMedia,
+    "A file that an event refers to, as it is kept.",
+    "n type size filename sha256",
+    sha256=(str, lambda kept: kept.digest.hex()),
 )
 Arrival = shape(
     "Arrival",
@@ -147,26 +169,50 @@ def _attempt_answer(made: model.StoredAttempt) -> str | None:
     return None if answer is None else answer.decode("utf-8", "replace")
 
 
+SentRequest = shape(
+    "SentRequest",
+    reports.SentRequest,
+    "What was sent, with secrets masked. The body is the event's; `signed` is what the signature is over.",
+    "method url headers signed",
+)
+ReceivedResponse = shape(
+    "ReceivedResponse",
+    reports.ReceivedResponse,
+    "What came back: headers masked, and the first bytes of the body.",
+    "status headers body",
+)
+CallSteps = shape(
+    "CallSteps",
+    reports.CallSteps,
+    "Seconds that the steps of a call took; null for a step that was not needed, or did not end.",
+    "dns connect tls first_byte total",
+)
 Attempt = shape(
     "Attempt",
     model.StoredAttempt,
     """One try of a delivery. `attempt` counts within the run; `duration` is in seconds.
 
-    `answer` is what a destination said, or a traceback; `result` what a handler returned.
+    `request` and `response` are those of an HTTP destination, `times` the steps of the call. `answer` is what a
+    destination said, or a traceback; `result` what a handler returned. All of them are null for who may not see
+    payloads.
     """,
-    "id delivery_id run attempt outcome category status error answer result started_at ended_at duration",
+    "id delivery_id run attempt outcome category status error answer result request response times started_at ended_at"
+    " duration",
     ("evidence",),
     id=(str, attrgetter("id")),
     attempt=(int, attrgetter("n")),
     answer=(str | None, _attempt_answer),
     result=(Any, lambda made: None if made.result is None else msgspec.json.decode(made.result)),
+    request=(SentRequest | None, reports.sent_request),
+    response=(ReceivedResponse | None, reports.received_response),
+    times=(CallSteps | None, reports.call_steps),
     duration=(float, lambda made: round((made.ended_at - made.started_at).total_seconds(), 6)),
 )
 Cause = shape(
     "Cause",
     model.Cause,
     "Dead letters that died of the same thing.",
-    "destination cause count first_at last_at sample",
+    "destination cause count first_at last_at sample per_hour",
 )
 
 
@@ -193,8 +239,20 @@ Replay = shape(
     query=(str, lambda kept: str(kept.about.get("query", ""))),
     command=(str, lambda kept: str(kept.about.get("command", ""))),
 )
+ReplayItem = shape(
+    "ReplayItem",
+    model.ReplayItem,
+    """One delivery of a replay. `outcome` is done, dead, skipped, running or left; type, subject and time are null for
+    an event that is no longer there.
+    """,
+    "n delivery_id event_id destination outcome type subject received_at error",
+    event_id=(str, attrgetter("event_id")),
+)
 Recipient = shape(
-    "Recipient", replay.Recipient, "Who would get it.", "destination count kind address paused failing changed"
+    "Recipient",
+    replay.Recipient,
+    "Who would get it. `refused` is how many were refused for good when they were tried last.",
+    "destination count kind address paused failing changed by_status left_out refused",
 )
 
 
@@ -234,25 +292,61 @@ Plan = shape(
 
 # -- what is set up ----------------------------------------------------------------------------
 
+_ENABLED: Final[Made] = (bool, attrgetter("is_enabled"))
+
 Source = shape(
     "Source",
     reports.ShownSource,
     "A source. `address` is null for a viewer where it is a secret itself; `secrets` says only how many there are.",
     "name preset title address verifier unverified body_authenticated key_authenticated loopback_only secrets key"
-    " subject type destinations last_arrival figures",
+    " subject type destinations last_arrival figures origin place account enabled settings trouble",
     address=(str | None, attrgetter("address")),
+    enabled=_ENABLED,
 )
 Destination = shape(
     "Destination",
     reports.ShownDestination,
     "A destination: whom it reaches, on what terms, how it stands. Spans are in seconds.",
     "name kind address retry timeout lease concurrency rate sources pending leased done dead discarded oldest_due state"
-    " paused paused_at paused_by paused_why breaker failures open_until figures",
+    " paused paused_at paused_by paused_why breaker failures open_until figures origin place account enabled settings"
+    " trouble",
     ("level",),
+    enabled=_ENABLED,
     pending=(int, lambda found: found.level.pending - found.level.leased),
     state=(str, attrgetter("state")),
     paused=(bool, lambda found: found.level.paused_at is not None),
 )
+
+
+_FROM: Final[Any] = {"from": (str, attrgetter("source"))}
+Route = shape(
+    "Route",
+    reports.ShownRoute,
+    "A route. `id` is null for one that a file or a program defines.",
+    "id from to when coalesce latest_wins on_dead origin place account enabled settings",
+    to=(str, attrgetter("destination")),
+    enabled=_ENABLED,
+    **_FROM,
+)
+
+
+class Defined(ApiAnswer, frozen=True):
+    """A definition that was made or changed. `secret` is one that was generated: told here, and never again."""
+
+    name: str
+    id: str | None
+    address: str | None
+    secret: str | None
+    account: str | None
+    enabled: bool
+    settings: Mapping[str, Any]
+
+
+class Deleted(ApiAnswer, frozen=True):
+    """What was deleted."""
+
+    name: str
+    deleted: bool = True
 
 
 # -- how it goes ------------------------------------------------------------------------------
@@ -282,7 +376,22 @@ class Series(ApiAnswer, frozen=True):
     series: Mapping[str, Sequence[Point]]
 
 
+ChartMark = shape("ChartMark", model.ChartMark, "A moment that every chart shows, such as a deploy.", "at text actor")
 Rejection = shape("Rejection", model.Rejection, "An arrival that was turned away.", "source at code reason peer size")
+Rejection = shape(
+    "Rejection",
+    reports.ShownRejection,
+    """An arrival that was rejected. Of a known source, `headers` (credentials masked) and the first KiB of the `body`
+    (redacted) may be kept; `diagnosis` says why it was rejected, as far as that can be told. All three are null for who
+    may not see payloads.
+    """,
+    "id source at code reason peer size method target headers body diagnosis",
+    ("rejection",),
+    method=(str | None, lambda shown: shown.request and shown.request.method),
+    target=(str | None, lambda shown: shown.request and shown.request.target),
+    headers=(Sequence[tuple[str, str]] | None, lambda shown: shown.request and shown.request.headers),
+    body=(str | None, attrgetter("text")),
+)
 Audit = shape(
     "Audit",
     model.Audited,
@@ -293,12 +402,13 @@ Audit = shape(
 Token = shape(
     "Token",
     Identity,
-    """Who holds a token and what it may do; never the token. `sources` is null where it sees all of them, `last_used`
-    is to the minute.
+    """Who holds a token and what it may do; never the token. `sources` and `accounts` are null where it sees all of
+    them, `last_used` is to the minute.
     """,
-    "name role sources payloads expires expired last_used",
+    "name role sources accounts payloads expires expired last_used",
     role=(str, attrgetter("role.name")),
     sources=(Sequence[str] | None, lambda holder: None if holder.sources is None else sorted(holder.sources)),
+    accounts=(Sequence[str] | None, lambda holder: None if holder.accounts is None else sorted(holder.accounts)),
     expired=(bool, attrgetter("has_expired")),
     last_used=(datetime | None, lambda _: None),
 )
@@ -327,7 +437,30 @@ System = shape(
 )
 
 
+Account = shape(
+    "Account",
+    DefinedAccount,
+    """An account. `secrets` holds those that were generated just now, by source: told here, and never again.
+    `secret_sources` are all sources for which it has one.
+    """,
+    "id name aliases secret_sources secrets enabled created_at changed_at",
+)
+
+
 # -- acts of an admin, and samples -------------------------------------------------------------
+
+
+class LoginLink(ApiAnswer, frozen=True):
+    """The token of a link, `/?token=…`, with `&to=` for a page."""
+
+    token: str
+
+
+class PortalLink(ApiAnswer, frozen=True):
+    """The whole address of a link, which works once, and the account that it shows."""
+
+    url: str
+    account: str
 
 
 class Remembered(ApiAnswer, frozen=True):

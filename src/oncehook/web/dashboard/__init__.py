@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,14 +25,16 @@ from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreEr
 from oncehook.logs import ration
 from oncehook.web import api
 from oncehook.web.api.request import check_parameters
+from oncehook.web.asgi import OnDemand
 from oncehook.web.auth import Access, Authorize, Identity, Role, is_refused_act
-from oncehook.web.dashboard import context, dead, events, feed, overview, replays, setup
+from oncehook.web.dashboard import context, dead, define, events, feed, overview, pictures, replays, setup
 from oncehook.web.dashboard.charts import Latency
-from oncehook.web.dashboard.context import SAFE, WAY_IN, Frames, Guide, PageContext, html, root_of
+from oncehook.web.dashboard.context import SAFE, WAY_IN, Frames, Guide, PageContext, html, language_of, root_of
 from oncehook.web.dashboard.render import STATIC
+from oncehook.web.language import COOKIE, LANGUAGES, speaking
 from oncehook.web.live import Broadcast
 from oncehook.web.oidc import CALLBACK, NoRole, own_path
-from oncehook.web.session import Auth, check_same_origin
+from oncehook.web.session import Auth, PortalHost, check_same_origin
 
 log = logging.getLogger("oncehook.web")
 
@@ -46,15 +49,17 @@ class PageRoute:
     method: str = "GET"
     menu: tuple[str, str] | None = None
     """Icon and name of a page in the rail."""
+    customers: bool = False
+    """Whether the portal has it, too."""
 
 
-def _act(path: str, endpoint: PageHandler) -> PageRoute:
-    return PageRoute(path, endpoint, Role.operator, "POST")
+def _act(path: str, endpoint: PageHandler, *, customers: bool = False) -> PageRoute:
+    return PageRoute(path, endpoint, Role.operator, "POST", customers=customers)
 
 
-def _ask(path: str, endpoint: PageHandler) -> PageRoute:
+def _ask(path: str, endpoint: PageHandler, *, customers: bool = False) -> PageRoute:
     """Return a dialog before an act; for a viewer who may not act, none."""
-    return PageRoute(path, endpoint, Role.operator)
+    return PageRoute(path, endpoint, Role.operator, customers=customers)
 
 
 # -- hints for open pages ----------------------------------------------------------------------
@@ -62,7 +67,7 @@ def _ask(path: str, endpoint: PageHandler) -> PageRoute:
 
 async def stream(context: PageContext) -> Response:
     """Stream hints that something has happened; with `page=live`, what it was."""
-    event_id, kind = context.parameter("event"), context.parameter("kind", "all")
+    event_id, kind, source = context.parameter("event"), context.parameter("kind", "all"), context.parameter("source")
     watcher = context.stream.join(context.admin.scope)
 
     async def is_welcome() -> bool:
@@ -70,14 +75,19 @@ async def stream(context: PageContext) -> Response:
 
     def about(moment: feed.Moment) -> bool:
         name, fields = moment
+        if source and fields.get("source") != source:
+            return False
         if event_id:
             return event_id in (fields.get("event_id"), *fields.get("event_ids", ()))
         if kind == "dead":
             return fields.get("outcome") == "dead"
         return kind == "all" or name == kind.removesuffix("s")
 
-    if context.parameter("page") == "live":
-        pieces = feed.stream_rows(context.stream, watcher, is_welcome, about, context.root)
+    # The rows of the live page also tell of destinations that are not a customer's.
+    if context.parameter("page") == "live" and not context.auth.is_portal:
+        pieces = feed.stream_rows(
+            context.stream, watcher, is_welcome, about, context.root, language_of(context.request)
+        )
     else:
         pieces = feed.stream_ticks(context.stream, watcher, is_welcome, about)
     return StreamingResponse(pieces, media_type="text/event-stream", headers={**SAFE, "X-Accel-Buffering": "no"})
@@ -85,39 +95,47 @@ async def stream(context: PageContext) -> Response:
 
 PAGES: Final[Sequence[PageRoute]] = (
     PageRoute("/", overview.overview, menu=("overview", "Overview")),
-    PageRoute("/events", events.events, menu=("events", "Events")),
-    PageRoute("/events/fresh", events.fresh),
-    PageRoute("/events/complete", events.complete),
-    PageRoute("/events/{id}", events.event),
-    PageRoute("/events/{id}/body", events.body),
-    PageRoute("/events/{id}/json", events.as_json),
-    PageRoute("/dead", dead.dead, menu=("dead", "Dead letters")),
-    PageRoute("/dead/group", dead.group),
+    PageRoute("/events", events.events, menu=("events", "Events"), customers=True),
+    PageRoute("/events/fresh", events.fresh, customers=True),
+    PageRoute("/events/complete", events.complete, customers=True),
+    PageRoute("/events/{id}", events.event, customers=True),
+    PageRoute("/events/{id}/body", events.body, customers=True),
+    PageRoute("/events/{id}/json", events.as_json, customers=True),
+    PageRoute("/dead", dead.dead, menu=("dead", "Dead letters"), customers=True),
+    PageRoute("/dead/group", dead.group, customers=True),
     _ask("/dead/discard", dead.ask_discard_many),
     _act("/dead/discard", dead.discard_many),
     _ask("/deliveries/{id}/discard", dead.ask_discard),
     _act("/deliveries/{id}/discard", dead.discard),
-    _ask("/deliveries/{id}/retry", replays.ask_retry),
-    _act("/deliveries/{id}/retry", replays.retry),
-    PageRoute("/replays", replays.replays, menu=("replay", "Replays")),
-    _ask("/replays/plan", replays.plan),
-    _act("/replays", replays.start),
-    _ask("/replays/{id}/abort", replays.ask_abort),
-    _act("/replays/{id}/pause", replays.pause),
-    _act("/replays/{id}/resume", replays.resume),
-    _act("/replays/{id}/abort", replays.abort),
+    _ask("/deliveries/{id}/retry", replays.ask_retry, customers=True),
+    _act("/deliveries/{id}/retry", replays.retry, customers=True),
+    PageRoute("/rejected", setup.rejected, menu=("rejected", "Rejected")),
+    PageRoute("/replays", replays.replays, menu=("replay", "Replays"), customers=True),
+    _ask("/replays/plan", replays.plan, customers=True),
+    PageRoute("/replays/{id}", replays.replay, customers=True),
+    _act("/replays", replays.start, customers=True),
+    _ask("/replays/{id}/abort", replays.ask_abort, customers=True),
+    _act("/replays/{id}/pause", replays.pause, customers=True),
+    _act("/replays/{id}/resume", replays.resume, customers=True),
+    _act("/replays/{id}/abort", replays.abort, customers=True),
     PageRoute("/sources", setup.sources, menu=("sources", "Sources")),
     _ask("/sources/{name}/sample", setup.ask_sample),
     _act("/sources/{name}/sample", setup.sample),
-    PageRoute("/destinations", setup.destinations, menu=("destinations", "Destinations")),
-    _ask("/destinations/{name}/test", setup.ask_test),
-    _act("/destinations/{name}/test", setup.test),
-    _ask("/destinations/{name}/pause", setup.ask_pause),
-    _act("/destinations/{name}/pause", setup.pause),
-    _act("/destinations/{name}/resume", setup.resume),
+    PageRoute("/destinations", setup.destinations, menu=("destinations", "Destinations"), customers=True),
+    _ask("/destinations/{name}/test", setup.ask_test, customers=True),
+    _act("/destinations/{name}/test", setup.test, customers=True),
+    _ask("/destinations/{name}/pause", setup.ask_pause, customers=True),
+    _act("/destinations/{name}/pause", setup.pause, customers=True),
+    _act("/destinations/{name}/resume", setup.resume, customers=True),
+    _act("/destinations/{name}/try", setup.try_now, customers=True),
+    PageRoute("/charts", pictures.pictures, menu=("charts", "Charts")),
+    *(
+        PageRoute(path, partial(form, noun=noun), Role.admin, method, customers=noun == "destination")
+        for noun, path, form, method in define.FORMS
+    ),
     PageRoute("/live", setup.live, menu=("live", "Live")),
     PageRoute("/system", setup.system, menu=("system", "System")),
-    PageRoute("/ui/stream", stream),
+    PageRoute("/ui/stream", stream, customers=True),
 )
 
 CALLOUTS: Final[Sequence[PageRoute]] = (
@@ -133,45 +151,61 @@ CALLOUTS: Final[Sequence[PageRoute]] = (
 class DashboardRoutes:
     """Routes of all pages: authentication, the role, the page, and a page for errors."""
 
-    def __init__(self, admin: Admin, auth: Auth, live: Broadcast, guide: Guide | None = None) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        auth: Auth,
+        live: Broadcast,
+        guide: Guide | None = None,
+        pages: Sequence[PageRoute] = PAGES,
+    ) -> None:
         self._admin = admin
         self._auth = auth
         self._live = live
-        self._frames = Frames([(page.path, *page.menu) for page in PAGES if page.menu is not None])
+        self._pages = pages
+        self._frames = Frames([(page.path, *page.menu) for page in pages if page.menu is not None])
         self._latency = Latency()
+        self._flows = pictures.DestinationFlows()
         self._guide = guide
 
     def routes(self) -> list[BaseRoute]:
         """Return all routes, including the page for unknown addresses, so they must come after all other routes."""
-        made: list[BaseRoute] = [
+        pages = self._pages if self._guide is None else (*self._pages, *CALLOUTS)
+        return [
             Mount("/static", _Static(directory=STATIC), name="static"),
+            *self._ways_in(),
+            Route("/language", self._choose_language, methods=["GET"]),
+            Route("/logout", self._login_route(self._log_out), methods=["POST"]),
+            *(Route(page.path, self._page_route(page), methods=[page.method]) for page in pages),
+            Route("/{rest:path}", self._page_route(PageRoute("", _not_found)), methods=["GET"]),
+        ]
+
+    def _ways_in(self) -> list[Route]:
+        return [
             Route("/login", self._login_route(self._show_login), methods=["GET"]),
             Route("/login", self._login_route(self._log_in), methods=["POST"]),
             Route("/login/oidc", self._login_route(self._begin_sign_in), methods=["GET"]),
             Route(CALLBACK, self._login_route(self._end_sign_in), methods=["GET"]),
             Route("/login/link", self._login_route(self._send_link), methods=["POST"]),
-            Route("/logout", self._login_route(self._log_out), methods=["POST"]),
         ]
-        pages = PAGES if self._guide is None else (*PAGES, *CALLOUTS)
-        made += [Route(page.path, self._page_route(page), methods=[page.method]) for page in pages]
-        return [*made, Route("/{rest:path}", self._page_route(PageRoute("", _not_found)), methods=["GET"])]
 
     def _page_route(self, page: PageRoute) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             context: PageContext | None = None
             try:
                 token = request.query_params.get("token")
-                if token and page.path == "/" and not self._auth.is_hosted:
+                if token and page.path == "/" and not (self._auth.is_hosted or self._auth.is_portal):
                     return await self._log_in_by_link(request, token)
                 if page.method == "POST":
                     check_same_origin(request)
                 identity = await self._auth.of(request)
                 if identity is None:
                     return self._send_to_login(request)
-                context = self._context_of(request, identity)
+                context = await self._enter(request, identity)
                 if identity.role < page.role:
                     raise Forbidden(f"That needs the role {page.role.name}; yours is {identity.role.name}.")
-                return await page.endpoint(context)
+                with speaking(language_of(request)):
+                    return await page.endpoint(context)
             except (Refused, StoreError) as error:
                 if context is not None and isinstance(error, Refused) and is_refused_act(request, error):
                     await context.admin.note_refused(f"{request.method} {request.url.path}", error.code)
@@ -183,8 +217,12 @@ class DashboardRoutes:
 
         return endpoint
 
+    async def _enter(self, request: Request, identity: Identity) -> PageContext:
+        """Return the context of somebody who is in."""
+        return self._context_of(request, identity)
+
     def _context_of(self, request: Request, identity: Identity) -> PageContext:
-        admin, shared = identity.admin(self._admin), (self._frames, self._latency, self._guide)
+        admin, shared = identity.admin(self._admin), (self._frames, self._latency, self._flows, self._guide)
         return PageContext(request, identity, admin, self._live, self._auth.access, self._auth, *shared)
 
     # -- coming in and going -------------------------------------------------------------------
@@ -209,22 +247,16 @@ class DashboardRoutes:
         if self._auth.is_hosted:
             return self._bare(request, NotForYou(), 403)
         if request.headers.get("hx-request"):  # a script cannot log in, so the whole page goes there
-            return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login"})
+            back = _with_return(_current_page(request))
+            return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login{back}"})
         if request.method == "GET" and request.url.path.rstrip("/") in (root_of(request), ""):
             return self._login_page(request)
-        return RedirectResponse(f"{root_of(request)}/login{self._return_query(request)}", 303, headers=dict(SAFE))
-
-    def _return_query(self, request: Request) -> str:
-        """Return the query string that brings a visitor back to the requested page after signing in."""
-        path = request.url.path.removeprefix(root_of(request))
-        query = f"?{request.url.query}" if request.url.query else ""
-        if self._auth.oidc is None or request.method != "GET" or own_path(path + query) == "/":
-            return ""
-        return f"?{urlencode({'to': path + query})}"
+        back = _with_return(_own_page(request, request.url.path, request.url.query)) if request.method == "GET" else ""
+        return RedirectResponse(f"{root_of(request)}/login{back}", 303, headers=dict(SAFE))
 
     async def _show_login(self, request: Request) -> Response:
         if await self._auth.of(request) is not None:
-            return RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
+            return _go_to(request)
         return self._login_page(request)
 
     def _login_page(self, request: Request, error: Refused | None = None) -> Response:
@@ -253,12 +285,12 @@ class DashboardRoutes:
         if identity is None:
             return self._login_page(request, WrongPassword())
         await self._admin.note(identity.name, "login", "session", by="password")
-        answer = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
+        answer = _go_to(request)
         await self._auth.begin(request, identity, answer, password)
         return answer
 
     async def _log_in_by_link(self, request: Request, token: str) -> Response:
-        home = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
+        home = _go_to(request)
         if await self._auth.of(request) is not None:  # a second click on a used link: they are logged in already
             return home
         identity = self._auth.by_link(request, token)
@@ -300,11 +332,21 @@ class DashboardRoutes:
 
     def _check_oidc(self) -> None:
         if self._auth.oidc is None:
-            raise NotFound("There is no such page.")
+            raise NoSuchPage
 
     async def _send_link(self, request: Request) -> Response:
-        self._auth.announce(request)
-        return RedirectResponse(f"{root_of(request)}/login?said=link", 303, headers=dict(SAFE))
+        to = own_path(request.query_params.get("to", ""))
+        self._auth.announce(request, to)
+        return RedirectResponse(f"{root_of(request)}/login{_with_return(to, said='link')}", 303, headers=dict(SAFE))
+
+    async def _choose_language(self, request: Request) -> Response:
+        """Remember the language that a visitor chooses, and go back to the page it was chosen on."""
+        chosen = request.query_params.get("to", "")
+        answer = RedirectResponse(_back(request) or f"{root_of(request)}/", 303, headers=dict(SAFE))
+        if chosen in LANGUAGES:
+            path = f"{root_of(request)}/"
+            answer.set_cookie(COOKIE, chosen, max_age=31_536_000, path=path, httponly=True, samesite="lax")
+        return answer
 
     async def _log_out(self, request: Request) -> Response:
         answer = RedirectResponse(f"{root_of(request)}/login?said=logout", 303, headers=dict(SAFE))
@@ -329,8 +371,41 @@ class DashboardRoutes:
         return answer
 
     def _bare(self, request: Request, error: OncehookError, status: int) -> Response:
-        shown = {"error": error, "code": status, "is_known": False, "is_hosted": self._auth.is_hosted}
+        auth = self._auth
+        shown = {
+            "error": error,
+            "code": status,
+            "is_known": False,
+            "is_hosted": auth.is_hosted,
+            "is_portal": auth.is_portal,
+        }
         return html(request, "error.html", status, base="bare.html", sentence="", back=_back(request), **shown)
+
+
+def _own_page(request: Request, path: str, query: str) -> str:
+    """Return a page's path below the dashboard's own, with its query; `/` for what is no page of ours."""
+    return own_path(path.removeprefix(root_of(request)) + (f"?{query}" if query else ""))
+
+
+def _current_page(request: Request) -> str:
+    """Return the page that a script of ours runs on."""
+    try:
+        address = urlsplit(request.headers.get("hx-current-url", ""))
+    except ValueError:
+        return "/"
+    return _own_page(request, address.path, address.query)
+
+
+def _with_return(to: str, **more: str) -> str:
+    """Return the query string that brings a visitor back to a page after signing in."""
+    fields = {**more, **({} if to == "/" else {"to": to})}
+    return f"?{urlencode(fields)}" if fields else ""
+
+
+def _go_to(request: Request) -> Response:
+    """Redirect somebody who is logged in to the page that they wanted."""
+    to = own_path(request.query_params.get("to", ""))
+    return RedirectResponse(root_of(request) + to, 303, headers=dict(SAFE))
 
 
 def _back(request: Request) -> str:
@@ -341,7 +416,13 @@ def _back(request: Request) -> str:
 
 
 async def _not_found(context: PageContext) -> Response:
-    raise NotFound("There is no such page.")
+    raise NoSuchPage
+
+
+class NoSuchPage(NotFound):
+    """There is no page at this address."""
+
+    hint = "Check the address for a typing mistake, or begin at the first page."
 
 
 class NotForYou(Forbidden):
@@ -399,11 +480,26 @@ class _Hosted(Starlette):
         await super().__call__(scope, receive, send)
 
 
-def dashboard(admin: Admin, live: Broadcast, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
-    """Build dashboard and API as an application to mount in another one, which decides who is admitted.
+def dashboard(
+    host: PortalHost,
+    live: Broadcast,
+    *,
+    authorize: Authorize,
+    ways_in: Sequence[object] = (),
+    frame_ancestors: Sequence[str] = (),
+) -> Starlette:
+    """Build dashboard and API as an application to mount in another one, which decides who is admitted; and the portal,
+    where links do.
 
-    `ways_in` are the applications that receive hooks, which the other one may have mounted as well.
+    `ways_in` are the applications that receive hooks, which the other one may have mounted as well; `frame_ancestors`
+    the sites that may show the portal in a frame.
     """
+    from oncehook.web.dashboard.portal import portal_app
+
     access = Access(authorize=authorize)
-    own = [*api.routes(admin, access, live), *routes(admin, Auth(access, authorize=authorize), live)]
+    own = [
+        *api.routes(host.admin, access, live),
+        Mount("/portal", OnDemand(lambda: portal_app(host, live, frame_ancestors))),
+        *routes(host.admin, Auth(access, authorize=authorize), live),
+    ]
     return _Hosted(own, ways_in)

@@ -16,15 +16,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from oncehook import clock
-from oncehook.admin import Admin
+from oncehook.admin import Admin, Flows
 from oncehook.errors import BadRequest, NotFound
-from oncehook.model import Level, ReplayState
+from oncehook.model import Level, ReplayState, Scope
 from oncehook.reports import System
 from oncehook.upkeep import Watermark
 from oncehook.web.api.request import ApiCall, check_characters
 from oncehook.web.auth import Role
-from oncehook.web.dashboard.charts import Latency
+from oncehook.web.dashboard.charts import Latency, Span, choose_span
 from oncehook.web.dashboard.render import has_scripts, render
+from oncehook.web.language import COOKIE, choose
 from oncehook.web.session import Auth
 
 
@@ -44,6 +45,13 @@ class Callout:
     opens_dialog: bool = False
     act: str = ""
     """Label of its button; empty without one."""
+
+
+class DestinationFlows(Protocol):
+    """A source of the counters of all destinations."""
+
+    async def get(self, admin: Admin, span: Span, now: datetime) -> Mapping[str, Flows]:
+        """Return the counters by destination since the span's beginning."""
 
 
 class Guide(Protocol):
@@ -79,7 +87,8 @@ async def _place(context: PageContext) -> str:
     return "/dead" if (await context.form()).get("from") == "dead" else "/"
 
 
-POLICY: Final = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
+NO_FRAMES: Final = "frame-ancestors 'none'"
+POLICY: Final = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; " + NO_FRAMES
 SAFE: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": POLICY,
@@ -89,7 +98,7 @@ SAFE: Final[Mapping[str, str]] = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Vary": "HX-Request, Cookie",
+    "Vary": "HX-Request, Cookie, Accept-Language",
 }
 """Untrusted text is on nearly every page (S30)."""
 
@@ -136,7 +145,7 @@ class Frames:
 
     def __init__(self, menu: Sequence[MenuEntry]) -> None:
         self._menu = menu
-        self._kept: dict[frozenset[str] | None, tuple[Frame, float]] = {}
+        self._kept: dict[Scope, tuple[Frame, float]] = {}
         """By scope, because a viewer of some sources gets other counts."""
 
     async def get(self, admin: Admin) -> Frame:
@@ -145,7 +154,13 @@ class Frames:
         self._kept = {scope: kept for scope, kept in self._kept.items() if kept[1] > now}
         if admin.scope not in self._kept:
             replays = await admin.replays(limit=20)
-            open_ = [one for one in replays.items if one.state in (ReplayState.running, ReplayState.paused)]
+            # One whose every delivery has ended is over, though nobody has written that down yet.
+            open_ = [
+                one
+                for one in replays.items
+                if one.state in (ReplayState.running, ReplayState.paused)
+                and one.done + one.dead + one.skipped < one.planned
+            ]
             frame = Frame(self._menu, await admin.system(), await admin.levels(), len(open_))
             self._kept[admin.scope] = frame, clock.steady() + FRESH
             return frame
@@ -163,6 +178,7 @@ class PageContext(ApiCall):
     auth: Auth
     frames: Frames
     latency: Latency
+    flows: DestinationFlows
     guide: Guide | None = None
     now: datetime = field(default_factory=clock.now_utc)
 
@@ -193,9 +209,23 @@ class PageContext(ApiCall):
     def may_act(self) -> bool:
         return self.identity.role >= Role.operator
 
+    @property
+    def may_define(self) -> bool:
+        """Tell whether this visitor may make, change and delete definitions."""
+        return self.identity.role >= Role.admin and self.admin.scope.sources is None
+
     def many(self, name: str) -> list[str]:
         """Return a parameter that may be repeated."""
         return self.request.query_params.getlist(name)
+
+    def span(self) -> Span:
+        """Return the time span of a page's charts: a named one, or from one moment to another."""
+        ends = [self._moment(name) for name in ("from", "to")]
+        return choose_span(self.parameter("since"), ends[0], ends[1], self.now)
+
+    def _moment(self, name: str) -> datetime | None:
+        text = self.parameter(name)
+        return self.admin.moment(text) if text else None
 
     def is_on(self, name: str) -> bool:
         return self.parameter(name) in ("1", "on", "true")
@@ -234,6 +264,9 @@ class PageContext(ApiCall):
         return {
             "identity": self.identity,
             "may_act": self.may_act,
+            "may_discard": self.may_act and not self.auth.is_portal,
+            "may_define": self.may_define,
+            "is_portal": self.auth.is_portal,
             "sees_payloads": self.admin.sees_payloads,
             "is_hosted": self.auth.is_hosted,
             "is_live": self.stream.is_live,
@@ -259,5 +292,11 @@ def root_of(request: Request) -> str:
 
 def html(request: Request, template: str, status: int, **shown: Any) -> Response:
     """Return a page or a part of one, with headers that keep untrusted text from having any effect."""
-    text = render(template, root=root_of(request), scripts=has_scripts(), **shown)
-    return HTMLResponse(text, status, headers=dict(SAFE))
+    language = language_of(request)
+    text = render(template, language, root=root_of(request), scripts=has_scripts(), **shown)
+    return HTMLResponse(text, status, headers={**SAFE, "Content-Language": language})
+
+
+def language_of(request: Request) -> str:
+    """Return the language that a visitor has chosen, or that the browser prefers."""
+    return choose(request.cookies.get(COOKIE), request.headers.get("accept-language", ""))

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from oncehook.errors import NotFound, PlanChanged
 from oncehook.model import Cause, DeliveryId, DeliveryPreview, DeliveryStatus, StoredAttempt, StoredDelivery
-from oncehook.query import quote_value, write_query
+from oncehook.query import quote_value, with_words, write_query
 from oncehook.replay import ReplayRequest
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.context import PageContext
@@ -35,6 +35,11 @@ class CauseGroup:
     last: StoredAttempt | None = None
     """The last attempt of the sample, with its evidence."""
     is_open: bool = False
+
+    @property
+    def line(self) -> charts.Spark:
+        """Return when they died, over the last 24 hours."""
+        return charts.spark([float(n) for n in self.cause.per_hour])
 
 
 async def dead(context: PageContext) -> Response:
@@ -148,7 +153,7 @@ async def _request_dead(context: PageContext) -> ReplayRequest:
     ids = context.many("ids")
     text = context.parameter("query")
     if "status:" not in text:
-        text = f"{text} status:dead".strip()
+        text = with_words(text, "status:dead")
     if ids:
         text = " ".join([text, *[f"id:{one}" for one in await context.admin.find_named(ids)]])
     return context.admin.build_request(text)

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec.structs import replace
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from oncehook.errors import NotFound, QueryInvalid, Undecryptable
 from oncehook.model import (
@@ -21,24 +22,44 @@ from oncehook.model import (
     EventId,
     Filter,
     ListedEvent,
+    Outcome,
     Page,
     StoredAttempt,
     StoredDelivery,
+    StoredEvent,
     StoredReplay,
 )
-from oncehook.query import BODY, WORDS
+from oncehook.query import BODY, WORDS, quote_value, with_words
 from oncehook.replay import some_id
-from oncehook.reports import ShownArrival, ShownEvent
+from oncehook.reports import (
+    ReceivedResponse,
+    SentRequest,
+    ShownArrival,
+    ShownEvent,
+    call_steps,
+    received_response,
+    sent_request,
+)
 from oncehook.web.api import schemas
 from oncehook.web.api.request import cursor
 from oncehook.web.dashboard import bodies, timeline
 from oncehook.web.dashboard.context import SAFE, PageContext
 from oncehook.web.dashboard.render import first_line, utc
 from oncehook.web.dashboard.timeline import EventHistory
+from oncehook.web.language import translate
 
 SHOWN: Final = 50
 NEW: Final = 20
-OFTEN: Final = ("status:dead", "status:pending", "is:replayed", "code:5xx", "attempts:>3", "since:2h", "note:stale")
+OFTEN: Final = (
+    *("status:dead", "status:pending", "-status:done", "is:replayed", "outcome:conflict", "arrivals:>1", "code:5xx"),
+    *("attempts:>3", "since:2h", "note:stale"),
+)
+CHOICES: Final = ("source", "status", "since")
+"""Words with a list to choose from, above the events."""
+RANGES: Final = (
+    *(("15m", "last 15 minutes"), ("1h", "last hour"), ("24h", "last 24 hours"), ("7d", "last 7 days")),
+    ("30d", "last 30 days"),
+)
 TABS: Final = ("body", "headers", "arrivals", "deliveries", "subject")
 _WORD: Final = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*+")++|\S+')
 _SKEW: Final = timedelta(minutes=5)
@@ -52,12 +73,20 @@ NOTHING_MORE: Final[Page[ListedEvent]] = Page(())
 async def events(context: PageContext) -> Response:
     """Show events that match the query, newest first."""
     query = context.parameter("query")
+    if any(f"choose-{word}" in context.request.query_params for word in CHOICES):
+        for word in CHOICES:
+            query = _choose(query, word, context.parameter(f"choose-{word}"))
+        return RedirectResponse(f"{context.root}/events?{urlencode({'query': query})}", 303, headers=dict(SAFE))
     before, error = context.cursor("event"), None
-    page = NOTHING_MORE
+    page, total = NOTHING_MORE, None
     try:
-        page = await context.admin.events(context.admin.read(query), before=before, limit=SHOWN)
+        meant = context.admin.read(query)
+        page, total = await asyncio.gather(
+            context.admin.events(meant, before=before, limit=SHOWN), context.admin.count_events(meant)
+        )
     except QueryInvalid as refused:
         error = refused
+    sources = await _source_names(context)
     return await context.page(
         "events.html",
         status=200 if error is None else 400,
@@ -66,10 +95,27 @@ async def events(context: PageContext) -> Response:
         page=page,
         is_first=before is None,
         next=cursor("event", page.next),
+        total=total,
+        choices=[
+            ("source", translate("Source"), translate("any source"), [(name, name) for name in sources]),
+            (
+                "status",
+                translate("Status"),
+                translate("any status"),
+                [(str(one), translate(one)) for one in DeliveryStatus],
+            ),
+            (
+                "since",
+                translate("Time range"),
+                translate("any time"),
+                [(word, translate(text)) for word, text in RANGES],
+            ),
+        ],
+        chosen={word: _chosen(query, word) for word in CHOICES},
         states=await _describe_unfinished(context, page.items),
         nothing=ListedState(),
         parts=_parts(query),
-        chips=_chips(query, await _source_names(context)),
+        chips=_chips(query),
         groups=await _completions(context, query),
         command=shlex.join(["oncehook", "events", *([query] if query else [])]),
     )
@@ -156,7 +202,29 @@ class Part:
     rest: str
 
 
+def _has_groups(query: str) -> bool:
+    """Tell whether words cannot be taken out one by one, because OR or parentheses join them."""
+    return any(word in ("OR", "AND") or word.startswith(("(", "OR(")) for word in _WORD.findall(query))
+
+
+def _choose(query: str, word: str, value: str) -> str:
+    """Return the query with this value of a word instead of another; without the word where the value is empty."""
+    if _chosen(query, word) == value:
+        return query
+    if not _has_groups(query):
+        query = " ".join(one for one in _WORD.findall(query) if not one.startswith(f"{word}:"))
+    return with_words(query, f"{word}:{quote_value(value)}") if value else query
+
+
+def _chosen(query: str, word: str) -> str:
+    """Return the value of a word that the whole query has."""
+    values = [one.partition(":")[2] for one in _WORD.findall(query) if one.startswith(f"{word}:")]
+    return values[-1].strip('"') if values and not _has_groups(query) else ""
+
+
 def _parts(query: str) -> list[Part]:
+    if _has_groups(query):
+        return []
     words = _WORD.findall(query)
     parts = []
     for place, word in enumerate(words):
@@ -166,14 +234,13 @@ def _parts(query: str) -> list[Part]:
     return parts
 
 
-def _chips(query: str, sources: Sequence[str]) -> list[tuple[str, str]]:
+def _chips(query: str) -> list[tuple[str, str]]:
     """Return words that would narrow the list, each with the resulting query."""
-    used = {word.partition(":")[0] for word in _WORD.findall(query)}
-    offered = [] if "status" in used else ["status:dead", "status:pending", "status:done"]
-    offered += [] if "source" in used else [f"source:{name}" for name in sources[:4]]
+    used = {word.lstrip("-(").partition(":")[0] for word in _WORD.findall(query)}
+    offered = [] if "status" in used else ["status:dead", "-status:done"]
+    offered += [] if used & {"arrivals", "outcome"} else ["arrivals:>1", "outcome:conflict"]
     offered += [] if "is" in used else ["is:replayed"]
-    offered += [] if "since" in used else ["since:1h", "since:24h"]
-    return [(word, f"{query} {word}".strip()) for word in offered]
+    return [(word, with_words(query, word)) for word in offered]
 
 
 async def complete(context: PageContext) -> Response:
@@ -181,15 +248,19 @@ async def complete(context: PageContext) -> Response:
 
 
 async def _completions(context: PageContext, query: str) -> list[tuple[str, list[str]]]:
-    last = query.rpartition(" ")[2]
+    whole = query.rpartition(" ")[2]
+    last = whole.lstrip("(").removeprefix("-")
+    lead = whole[: len(whole) - len(last)]
     word, colon, begun = last.partition(":")
     if colon:
         known = await _values(context, word)
-        matching = [f"{word}:{value}" for value in known if value.startswith(begun)]
+        matching = [f"{lead}{word}:{value}" for value in known if value.startswith(begun)]
         return [(f"{word}:", matching[:20])] if matching else []
     words = [word for word in (*(f"{name}:" for name in WORDS), BODY) if word.startswith(last) and word != last]
-    often = [value for value in OFTEN if value.partition(":")[0] + ":" not in query and value.startswith(last)]
-    return [group for group in (("Narrow by", words), ("Often next", often)) if group[1]]
+    words = [lead + word for word in words]
+    often = [value for value in OFTEN if value.partition(":")[0] + ":" not in query and value.startswith(whole)]
+    joining = ["OR"] if query.strip() and not whole and not query.rstrip().endswith("OR") else []
+    return [group for group in (("Narrow by", words), ("Often next", [*often, *joining])) if group[1]]
 
 
 async def _values(context: PageContext, word: str) -> list[str]:
@@ -207,7 +278,7 @@ async def _values(context: PageContext, word: str) -> list[str]:
 
 async def event(context: PageContext) -> Response:
     event_id = context.id(EventId)
-    shown = await context.admin.event(event_id)
+    shown = await context.admin.event(event_id, with_body=True)
     arrivals = await context.admin.arrivals(event_id)
     history = await _read_history(context, shown, arrivals)
     tab = context.parameter("tab", "body")
@@ -222,13 +293,44 @@ async def event(context: PageContext) -> Response:
         lanes=timeline.draw(history),
         tab=tab,
         near=near,
+        beside=await context.admin.beside(shown.event),
+        held={one.id: timeline.held_back(history.levels.get(one.destination), context.now) for one in shown.deliveries},
         message=next(iter((await context.admin.previews(shown.deliveries)).values()), None),
         replayable=await context.admin.replayable(shown.deliveries),
         curl=_curl(shown, context.origin) if context.admin.sees_payloads else None,
-        fixture=_fixture(shown, context.admin.kinds(one.destination for one in shown.deliveries)),
+        fixture=_fixture(shown, await context.admin.kinds(one.destination for one in shown.deliveries)),
+        has_conflict=any(one.outcome is Outcome.conflict for one in arrivals),
+        exchange=_show_exchange if context.admin.sees_payloads else lambda event, attempt: None,
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,
         **await _detail(context, shown, arrivals, tab),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShownExchange:
+    """What an attempt sent and got, side by side."""
+
+    request: SentRequest
+    response: ReceivedResponse | None
+    steps: Sequence[tuple[str, float]]
+    curl: str
+
+
+def _show_exchange(event: StoredEvent, attempt: StoredAttempt) -> ShownExchange | None:
+    request, times = sent_request(attempt), call_steps(attempt)
+    if request is None or times is None:
+        return None
+    named = (
+        *(("DNS", times.dns), (translate("connect"), times.connect), ("TLS", times.tls)),
+        *((translate("first byte"), times.first_byte), (translate("in all"), times.total)),
+    )
+    words = ["curl", "-X", request.method]
+    for name, value in request.headers:
+        words += ["-H", f"{name}: {value}"]
+    curl = shlex.join([*words, "--data-binary", _curl_body(event.body), request.url])
+    return ShownExchange(
+        request, received_response(attempt), [(name, seconds) for name, seconds in named if seconds is not None], curl
     )
 
 
@@ -243,8 +345,9 @@ async def _read_history(context: PageContext, shown: ShownEvent, arrivals: Seque
             replays[replay_id] = await context.admin.replay(replay_id)
         except NotFound:
             continue
-    policies = {one.destination: context.admin.policy(one.destination) for one in shown.deliveries}
-    return EventHistory(arrivals, shown.event.copies, shown.deliveries, attempts, replays, policies, context.now)
+    policies = {one.destination: await context.admin.policy(one.destination) for one in shown.deliveries}
+    copies, now, levels = shown.event.copies, context.now, await context.admin.levels()
+    return EventHistory(arrivals, copies, shown.deliveries, attempts, replays, policies, now, levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +378,9 @@ async def _detail(
     found: dict[str, Any] = {"view": "tree", "tree": None, "raw": None, "dump": None, "diff": None, "compared": None}
     if not context.admin.sees_payloads:
         return found
-    if tab == "body":
+    if tab == "body" and shown.unreadable is not None:
+        found |= {"view": "raw", "raw": bodies.raw(f"({shown.unreadable})".encode())}
+    elif tab == "body":
         view = context.parameter("view", "tree")
         found["tree"] = bodies.tree(body) if view == "tree" else None
         found["view"] = "raw" if view == "tree" and found["tree"] is None else view
@@ -308,10 +413,13 @@ def _curl(shown: ShownEvent, origin: str) -> str | None:
     for name, value in shown.request.headers:
         if name not in left_out:
             words += ["-H", f"{name}: {value}"]
-    body = shown.event.body
-    text = body.decode("utf-8", "replace")
-    words += ["--data-binary", text if len(body) <= 4096 and text.encode() == body else "@body.bin"]
+    words += ["--data-binary", _curl_body(shown.event.body)]
     return shlex.join([*words, origin + shown.request.target.partition("?")[0]])
+
+
+def _curl_body(body: bytes) -> str:
+    text = body.decode("utf-8", "replace")
+    return text if len(body) <= 4096 and text.encode() == body else "@body.bin"
 
 
 def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
@@ -324,10 +432,8 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
     call = f"send({kept.source!r}{kind}, body={body})"
     if shown.request.method == "EMIT":
         call = f"emit({kept.source!r}, {kept.type!r}, {body}, key={kept.key!r}, subject={kept.subject!r})"
-    recorded = [f"inbox.recorded({one!r})" for one, kind in kinds.items() if kind == "http"]
-    senders = [one for one, kind in kinds.items() if kind == "sender"]
-    drain = [f"# inbox.drain() once a stand-in takes the messages of {' and '.join(senders)}"]
-    steps = ["inbox.use(app.inbox)", *recorded, f"inbox.{call}", *(drain if senders else ["inbox.drain()"])]
+    sent = [f"assert len(inbox.sent({one!r})) == 1" for one, kind in kinds.items() if kind not in ("handler", "gone")]
+    steps = ["inbox.use(app.inbox)", f"inbox.{call}", "inbox.drain()", *sent]
     imports = [*([] if small else ["from pathlib import Path", ""]), "import app  # the module that has your inbox"]
     return "\n".join([*imports, "", "", f"def test_{name[:60]}(inbox):", *(f"    {step}" for step in steps), ""])
 

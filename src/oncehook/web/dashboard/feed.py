@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +34,11 @@ def read_moments(piece: bytes) -> Iterator[Moment]:
             yield head.removeprefix(b"event: ").decode(), msgspec.json.decode(data)
 
 
+def _happened(fields: Mapping[str, Any], now: datetime) -> datetime:
+    """Return when a moment happened, which is before it is drawn; now, where it does not say."""
+    return datetime.fromisoformat(fields["at"]) if "at" in fields else now
+
+
 def encode_text_event(name: str, text: str) -> bytes:
     """Encode a server-sent event; every line of untrusted text becomes a line of data."""
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
@@ -57,7 +63,7 @@ async def stream_ticks(
 
 
 async def stream_rows(
-    stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
+    stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str, language: str
 ) -> AsyncIterator[bytes]:
     """Yield moments as rows of the live page, newest first; those in quick succession together."""
     async for piece in stream.watch(watcher):
@@ -69,7 +75,10 @@ async def stream_rows(
         if moments := [moment for moment in read_moments(piece) if about(moment)]:
             now = clock.now_utc()
             shown = [
-                render("_moment.html", kind=kind, moment=fields, at=now, now=now, root=root) for kind, fields in moments
+                render(
+                    "_moment.html", language, kind=kind, moment=fields, at=_happened(fields, now), now=now, root=root
+                )
+                for kind, fields in moments
             ]
             yield encode_text_event("moments", "".join(reversed(shown)))
         await asyncio.sleep(PAUSE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -16,6 +17,7 @@ from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.charts import SPANS, Chart, Span, Spark, fill, spark, total
 from oncehook.web.dashboard.context import Frame, PageContext
 from oncehook.web.dashboard.render import number, percent, stopwatch
+from oncehook.web.language import plural, translate
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,13 @@ class Stat:
 async def overview(context: PageContext) -> Response:
     admin, now = context.admin, context.now
     if not (await admin.events(Filter(), limit=1)).items:
-        return await context.page("welcome.html", sources=await admin.sources())
-    span = charts.span_of(context.parameter("since"))
-    steps = span.steps(now)
+        sources = await admin.sources()
+        kinds = await admin.sample_types(sources[0].name) if sources else ()
+        return await context.page("welcome.html", sources=sources, sample=next(iter(kinds), None))
+    span = context.span()
+    steps, until = span.steps(now), span.end(now)
     flows = await admin.series(steps[0], span.step)
+    flows = {name: [point for point in points if point[0] < until] for name, points in flows.items()}
     before = await admin.series(steps[0] - timedelta(seconds=span.seconds), span.step)
     before = {name: [point for point in points if point[0] < steps[0]] for name, points in before.items()}
     frame = await context.frames.get(context.admin)
@@ -49,13 +54,28 @@ async def overview(context: PageContext) -> Response:
         spans=SPANS,
         stats=_stats(span, steps, flows, before, frame),
         arrivals=_arrivals(span, steps, flows),
-        latency=await context.latency.get(admin, span, now),
+        latency=await _latency(context, span, flows),
+        shows_ack=context.parameter("latency") == "ack",
+        backlog=charts.backlog(await context.flows.get(admin, span, now), frame.levels, span, now, _limit(frame))
+        if not admin.scope.is_limited
+        else None,
+        marks=charts.place_marks(await admin.marks(steps[0]), span, now),
         destinations=sorted(destinations, key=lambda one: (-one.level.pending, -one.level.dead, one.name)),
         most=max((one.level.pending + one.level.dead for one in destinations), default=0),
         causes=sorted(await admin.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
         bar=charts.bar,
         callouts=await context.callouts(),
     )
+
+
+async def _latency(context: PageContext, span: Span, flows: charts.Flows) -> Chart:
+    if context.parameter("latency") == "ack":
+        return charts.ack_chart(flows, span, context.now)
+    return await context.latency.get(context.admin, span, context.now)
+
+
+def _limit(frame: Frame) -> float | None:
+    return next((mark.limit for mark in frame.system.watermarks if mark.name == "dead"), None)
 
 
 # -- six numbers -------------------------------------------------------------------------------
@@ -74,36 +94,44 @@ def _stats(
     folded, conflicts = total(flows, "duplicate"), total(flows, "conflict")
     done = total(flows, "succeeded")
     return [
-        Stat("Received", _rate(received / minutes), "/min", _change(received, total(before, "received"), span),
-             "/live", line=spark(flow("received"))),
+        Stat("Received", _rate(received / minutes), "/min",
+             _change(received, total(before, "received"), span, "accepted or folded"), _events(span.words),
+             line=spark(flow("received"))),
         Stat("Duplicates", percent(folded + conflicts, received), "%",
-             f"{number(folded)} identical, {number(conflicts)} conflict{'' if conflicts == 1 else 's'}",
-             "/sources", "twin", spark(flow("duplicate", "conflict"))),
-        Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} rejected",
-             "/sources", "odd", spark(flow("rejected"))),
+             f"{number(folded)} {translate('identical')}, {number(conflicts)}"
+             f" {plural(conflicts, 'conflict', 'conflicts')}",
+             _events("outcome:duplicate OR outcome:conflict"), "twin", spark(flow("duplicate", "conflict"))),
+        Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} {translate('rejected')}",
+             "/rejected", "odd", spark(flow("rejected"))),
         Stat("Delivered", _rate(done / minutes), "/min", _change(done, total(before, "succeeded"), span),
-             "/events?query=status:done", line=spark(flow("succeeded"))),
+             _events(f"status:done {span.words}"), line=spark(flow("succeeded"))),
         _oldest(frame),
         _dead(frame, spark(flow("died"))),
     ]  # fmt: skip
+
+
+def _events(query: str) -> str:
+    """Return the address of the list behind a number."""
+    return f"/events?{urlencode({'query': query})}"
 
 
 def _rate(value: float) -> str:
     return number(round(value, 1)) if value < 100 else number(round(value))
 
 
-def _change(now: int, before: int, span: Span) -> str:
+def _change(now: int, before: int, span: Span, otherwise: str = "in total") -> str:
     if not before:
-        return f"{number(now)} in total"
+        return f"{number(now)} {translate(otherwise)}"
     change = (now - before) / (span.seconds / 60)
-    return f"{'+' if change >= 0 else '−'}{number(abs(round(change, 1)))} on {span.before}"
+    return f"{'+' if change >= 0 else '−'}{number(abs(round(change, 1)))} vs {translate(span.before)}"
 
 
 def _oldest(frame: Frame) -> Stat:
     waits = [level.oldest_due for level in frame.levels.values() if level.oldest_due is not None]
     mark = next((mark for mark in frame.system.watermarks if mark.name == "oldest_due"), None)
     waiting = sum(level.pending for level in frame.levels.values())
-    sub = f"{number(waiting)} waiting" + ("" if mark is None else f", watermark {stopwatch(mark.limit)}")
+    sub = f"{number(waiting)} {translate('waiting')}"
+    sub += "" if mark is None else f", {translate('watermark')} {stopwatch(mark.limit)}"
     return Stat(
         "Oldest due", stopwatch(max(waits)) if waits else "–", "min" if waits and max(waits) < 3600 else "",
         sub, "/events?query=status:pending", is_crossed=mark is not None and mark.crossed,
@@ -113,7 +141,7 @@ def _oldest(frame: Frame) -> Stat:
 
 def _dead(frame: Frame, line: Spark) -> Stat:
     mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
-    sub = "to replay or discard" if mark is None else f"watermark {number(mark.limit)}"
+    sub = translate("to replay or discard") if mark is None else f"{translate('watermark')} {number(mark.limit)}"
     is_crossed = mark is not None and mark.crossed
     ink = "dead" if is_crossed else "wait"
     return Stat("Dead letters", number(frame.dead), "", sub, "/dead", ink, line, is_crossed)
@@ -132,6 +160,9 @@ def _arrivals(span: Span, steps: Sequence[datetime], flows: charts.Flows) -> Cha
     return Chart(
         [("accepted", "done"), ("duplicate", "twin"), ("rejected", "odd")],
         [(span.label(at), row) for at, row in zip(steps, zip(accepted, folded, rejected, strict=True), strict=True)],
-        f"{number(sum(sums))} arrivals: {number(sum(accepted))} accepted, {number(sum(folded))} duplicate,"
-        f" {number(sum(rejected))} rejected. Highest {number(sums[top])} at {span.label(steps[top])}.",
+        translate("{} arrivals: {} accepted, {} duplicate, {} rejected. Highest {} at {}.").format(
+            *map(number, (sum(sums), sum(accepted), sum(folded), sum(rejected), sums[top])), span.label(steps[top])
+        ),
+        steps,
+        span.step,
     )

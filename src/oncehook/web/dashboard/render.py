@@ -17,8 +17,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from oncehook.human import show_span
-from oncehook.model import DeliveryId, DeliveryStatus, Id, Mark, StoredDelivery
+from oncehook.human import show_ago, show_id, show_span
+from oncehook.model import DeliveryStatus, Id, Mark, StoredDelivery
+from oncehook.web.language import ENGLISH, LANGUAGES, Labels, plural, speaking, translate, translate_markup
 
 HERE: Final = Path(__file__).parent.parent
 CALLERS: Final = HERE.parent / "destinations"
@@ -31,7 +32,12 @@ SENTENCES: Final[Mapping[str, str]] = {
     "discard": "Discarded.",
     "pause": "Paused: deliveries wait, nothing is lost.",
     "resume": "Resumed.",
+    "change": "Changed. It counts from now on.",
+    "disable": "Disabled: kept, and as if it were not there.",
+    "enable": "Enabled.",
+    "delete": "Deleted.",
     "abort": "Aborted. What is done stays done.",
+    "try": "One delivery is tried now; its outcome decides.",
     "mend": "Fixed: it answers again.",
     "link": "A new one-time link is in the terminal of the server.",
     "logout": "Logged out.",
@@ -39,8 +45,9 @@ SENTENCES: Final[Mapping[str, str]] = {
 """Messages after an act; the address contains only their name."""
 
 
-def render(template: str, /, **shown: Any) -> str:
-    return _templates().get_template(template).render(**shown)
+def render(template: str, /, language: str = ENGLISH, **shown: Any) -> str:
+    with speaking(language):
+        return _templates().get_template(template).render(language=language, **shown)
 
 
 @cache
@@ -51,7 +58,7 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.do"],
+        extensions=["jinja2.ext.do", Labels],
     )
     made.filters |= {
         "number": number,
@@ -68,8 +75,10 @@ def _templates() -> Environment:
         "iso": iso,
         "evidence": evidence,
         "lay_out": lay_out,
+        "chart_marks": chart_marks,
     }
-    made.globals |= {"when": when, "Mark": Mark, "SENTENCES": SENTENCES}
+    made.globals |= {"_": translate, "_label": translate_markup, "plural": plural, "LANGUAGES": LANGUAGES}
+    made.globals |= {"runbook": runbook, "when": when, "Mark": Mark, "SENTENCES": SENTENCES}
     return made
 
 
@@ -98,7 +107,7 @@ def cut(text: str, longest: int = 24) -> str:
 
 def short(value: Id) -> str:
     """Print `rpl_…c18d07`."""
-    return f"{value.prefix}…{value.hex()[-10 if isinstance(value, DeliveryId) else -6 :]}"
+    return show_id(str(value))
 
 
 def stopwatch(seconds: float) -> str:
@@ -146,13 +155,9 @@ def utc(at: datetime, form: str = "clock") -> str:
 
 def ago(at: datetime, now: datetime) -> str:
     """Print `7 s ago`, `4 min ago`, `2 d ago`."""
-    seconds = (now - at).total_seconds()
-    if seconds < 1:
-        return "now"
-    for unit, length, till in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 172_800)):
-        if seconds < till:
-            return f"{seconds // length:.0f} {unit} ago"
-    return f"{seconds // 86_400:.0f} d ago"
+    text = show_ago(at, now)
+    span = text.removesuffix(" ago")
+    return translate(text) if span == text else translate("{} ago").format(span)
 
 
 @pass_context
@@ -162,6 +167,16 @@ def when(context: Context, at: datetime, form: str = "ago") -> Markup:
     return Markup('<time datetime="{}" data-form="{}" title="{} UTC">{}</time>').format(
         iso(at), form, utc(at, "full"), text
     )
+
+
+def chart_marks(marks: Sequence[Any]) -> str:
+    """Return placed marks as a script reads them: place in percent, and text."""
+    return as_json([[one.x, one.mark.text] for one in marks])
+
+
+def runbook(name: str) -> str:
+    """Return the address of a runbook of this version's documents."""
+    return f"https://github.com/oncehook/oncehook/blob/main/docs/runbooks/{name}.md"
 
 
 def as_json(value: object) -> str:
@@ -210,4 +225,4 @@ def first_line(text: str | None, longest: int = 200) -> str:
 
 def names(values: Sequence[str]) -> str:
     """Join as `a, b and c`."""
-    return " and ".join([", ".join(values[:-1]), values[-1]] if len(values) > 1 else list(values))
+    return f" {translate('and')} ".join([", ".join(values[:-1]), values[-1]] if len(values) > 1 else list(values))

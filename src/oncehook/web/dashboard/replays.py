@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import urlencode
 
+import msgspec
 from starlette.responses import Response
 
 from oncehook import clock
@@ -18,7 +19,8 @@ from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web.api.request import cursor, rate
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.context import PageContext
-from oncehook.web.dashboard.render import names
+from oncehook.web.dashboard.render import names, number
+from oncehook.web.language import translate
 
 TYPED_ABOVE: Final = 100
 RATES: Final = (("", "as fast as they go"), ("20/s", "20 a second"), ("5/s", "5 a second"), ("1/s", "1 a second"))
@@ -56,8 +58,32 @@ class ReplayProgress:
         return charts.bar([("done", kept.done), ("dead", kept.dead), ("twin", kept.skipped)], kept.planned)
 
     @property
+    def state(self) -> str:
+        """Return its state as it is shown: done only where nothing failed."""
+        kept = self.replay
+        if kept.state is not ReplayState.done or not kept.dead:
+            return str(kept.state)
+        return "failed" if kept.dead + kept.skipped == kept.planned else "partly"
+
+    @property
+    def word(self) -> str:
+        kept = self.replay
+        words = {"failed": translate("all failed"), "partly": f"{number(kept.dead)} {translate('failed')}"}
+        return words.get(self.state, self.state)
+
+    @property
+    def unbegun(self) -> int:
+        """Return how many an aborted replay has left where they were."""
+        kept = self.replay
+        return kept.planned - kept.fed - kept.skipped if kept.state is ReplayState.aborted else 0
+
+    @property
+    def is_forced(self) -> bool:
+        return bool(self.replay.about.get("force"))
+
+    @property
     def title(self) -> str:
-        return str(self.replay.about.get("query", "")) or "one delivery"
+        return str(self.replay.about.get("query", "")) or translate("one delivery")
 
     @property
     def to(self) -> str:
@@ -77,6 +103,33 @@ async def replays(context: PageContext) -> Response:
         next=cursor("replay", page.next),
         count=len(runs),
     )
+
+
+ITEMS: Final = 100
+
+
+async def replay(context: PageContext) -> Response:
+    """Show one replay: what became of it, by destination and delivery by delivery."""
+    replay_id = context.id(ReplayId)
+    run = ReplayProgress(await context.admin.replay(replay_id), context.now)
+    place = context.cursor("item")
+    items = await context.admin.replay_items(
+        replay_id, after=0 if place is None else int.from_bytes(place[:8]), limit=ITEMS
+    )
+    outcomes = await context.admin.replay_outcomes(replay_id)
+    return await context.page(
+        "replay.html",
+        run=run,
+        items=items,
+        outcomes=sorted(outcomes.items()),
+        names=OUTCOMES,
+        next=cursor("item", items[-1].n.to_bytes(8)) if len(items) == ITEMS else None,
+        is_first=place is None,
+        bar=charts.bar,
+    )
+
+
+OUTCOMES: Final = ("done", "dead", "skipped", "running", "left")
 
 
 async def ask_abort(context: PageContext) -> Response:
@@ -158,7 +211,7 @@ async def _show(
         rates=RATES,
         behind=BEHIND,
         to=", ".join(recipient.destination for recipient in made.recipients),
-        policy=context.admin.policy(one.destination) if one else None,
+        policy=await context.admin.policy(one.destination) if one else None,
     )
 
 
@@ -197,6 +250,7 @@ async def start(context: PageContext) -> Response:
     """Start a confirmed plan. If the set has changed meanwhile, show the new plan instead."""
     form = await context.form()
     request, seen = context.admin.read_plan(form.get("plan", ""))
+    request = msgspec.structs.replace(request, fresh_id=form.get("fresh_id") == "1")
     expected = seen.count
     _check_typed(form.get("typed"), request, expected)
     reason, key = form.get("reason", ""), form.get("request_key") or None
@@ -234,7 +288,7 @@ async def ask_retry(context: PageContext) -> Response:
         "retry.html",
         delivery=delivery,
         destination=known.get(delivery.destination),
-        policy=context.admin.policy(delivery.destination),
+        policy=await context.admin.policy(delivery.destination),
         message=(await context.admin.previews([delivery])).get(delivery.id),
     )
 

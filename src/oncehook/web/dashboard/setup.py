@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from oncehook.errors import BadRequest
 from oncehook.human import show_span
-from oncehook.model import Filter, Rejection
+from oncehook.model import DeliveryStatus, Filter, ListedEvent, StoredDelivery
 from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
+from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.web.api import schemas
+from oncehook.web.api.request import cursor
 from oncehook.web.auth import Role
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.charts import SPANS, Spark, fill, spark
 from oncehook.web.dashboard.context import PageContext
+from oncehook.web.dashboard.pictures import draw_map
 
 DAY: Final = SPANS[1]
 AUDIT: Final = 40
+REJECTED: Final = 30
 KINDS: Final = ("all", "arrivals", "attempts", "dead")
 
 
@@ -33,38 +39,64 @@ KINDS: Final = ("all", "arrivals", "attempts", "dead")
 
 @dataclass(frozen=True, slots=True)
 class SourceCard:
-    """A source with its counts of the day and its recent rejections."""
+    """A source with its counts of the day and the reasons of its recent rejections."""
 
     source: ShownSource
     address: str | None
     """URL to send to; None for an unguessable one that this visitor may not see."""
     line: Spark
     reasons: Sequence[tuple[str, int]]
-    rejections: Sequence[Rejection]
+    """Reasons of its latest rejections, with their numbers."""
     has_samples: bool
     """Whether a genuine sample can be signed here."""
 
 
 async def sources(context: PageContext) -> Response:
     found = await context.admin.sources()
-    turned_away = await context.admin.rejections(500)
+    rejected = await context.admin.rejection_counts()
     lines = await asyncio.gather(*[_flow(context, ("received",), source=source.name) for source in found])
-    cards = [_source_card(context, source, line, turned_away) for source, line in zip(found, lines, strict=True)]
+    cards = [await _source_card(context, source, line, rejected) for source, line in zip(found, lines, strict=True)]
     known = {source.name for source in found}
-    unknown = [one for one in turned_away if one.source not in known]
-    return await context.page("sources.html", cards=cards, unknown=unknown[:20])
+    unknown = Counter(name for name, _, _ in rejected if name not in known).most_common(20)
+    about = {one.name: one.state for one in await context.admin.destinations()}
+    picture = draw_map(await context.admin.routes(), about)
+    return await context.page("sources.html", cards=cards, unknown=unknown, map=picture)
 
 
-def _source_card(
-    context: PageContext, source: ShownSource, line: Spark, turned_away: Sequence[Rejection]
+async def rejected(context: PageContext) -> Response:
+    """Show rejected arrivals, each with a diagnosis."""
+    before, source = context.cursor("rejection"), context.parameter("source")
+    found = await context.admin.rejections(
+        REJECTED, before=None if before is None else int.from_bytes(before[:8]), source=source or None
+    )
+    last = found[-1].rejection.n.to_bytes(8) if len(found) == REJECTED else None
+    names = [one.name for one in await context.admin.sources()]
+    return await context.page(
+        "rejected.html",
+        found=found,
+        source=source,
+        names=names if not source or source in names else [*names, source],
+        is_first=before is None,
+        next=cursor("rejection", last),
+        kept=KEPT_REJECTIONS,
+        command=shlex.join(["oncehook", "rejected", *(["--source", source] if source else [])]),
+    )
+
+
+def address_of(context: PageContext, source: ShownSource) -> str:
+    """Return the URL that a source receives at, as the visitor addresses us."""
+    return source.public_url or f"{context.way_in}/{source.address.removeprefix('/in/')}"
+
+
+async def _source_card(
+    context: PageContext, source: ShownSource, line: Spark, rejected: Sequence[tuple[str, str, str]]
 ) -> SourceCard:
-    mine = [one for one in turned_away if one.source == source.name]
-    address = source.public_url or f"{context.way_in}/{source.address.removeprefix('/in/')}"
+    address = address_of(context, source)
     is_secret = source.hidden or "?" in address  # a query may contain a token
     may_see = not is_secret or context.identity.role >= Role.operator
-    reasons = Counter(one.reason for one in mine).most_common(5)
-    has_samples = bool(context.admin.sample_types(source.name))
-    return SourceCard(source, address if may_see else None, line, reasons, mine[:10], has_samples)
+    reasons = Counter(reason for name, _, reason in rejected if name == source.name).most_common(5)
+    has_samples = bool(await context.admin.sample_types(source.name))
+    return SourceCard(source, address if may_see else None, line, reasons, has_samples)
 
 
 async def _flow(
@@ -89,6 +121,15 @@ class DestinationCard:
     tried: int
     well: int
     can_test: bool
+    took: Sequence[float | None]
+    """Milliseconds of an attempt, p50 and p95, over the day."""
+
+    @property
+    def subscribed(self) -> Sequence[str]:
+        """Return the types of events that a stored one subscribes to."""
+        given = self.shown.settings.get("subscribe", ())
+        entries = [given] if isinstance(given, str | dict) else given
+        return [str(one.get("type", "*") if isinstance(one, dict) else one) for one in entries]
 
     @property
     def steps(self) -> Sequence[str]:
@@ -105,12 +146,14 @@ async def destinations(context: PageContext) -> Response:
     lines = await asyncio.gather(
         *[_flow(context, ("succeeded", "retry", "died"), destination=one.name) for one in found]
     )
+    flows = await context.flows.get(context.admin, DAY, context.now)
     cards = []
     for one, line in zip(found, lines, strict=True):
         well = one.figures.get("succeeded", 0)
         tried = well + one.figures.get("retry", 0) + one.figures.get("died", 0)
-        can_test = context.admin.can_test(one.name)
-        cards.append(DestinationCard(one, line, context.admin.policy(one.name), tried, well, can_test))
+        can_test = await context.admin.can_test(one.name)
+        took = charts.percentiles(flows.get(one.name, {}))
+        cards.append(DestinationCard(one, line, await context.admin.policy(one.name), tried, well, can_test, took))
     return await context.page("destinations.html", cards=cards)
 
 
@@ -132,6 +175,13 @@ async def resume(context: PageContext) -> Response:
     return context.back(f"/destinations#{name}", "resume")
 
 
+async def try_now(context: PageContext) -> Response:
+    """Let a destination that is held back try one delivery now."""
+    name = context.request.path_params["name"]
+    await context.admin.try_now(name, actor=context.actor)
+    return context.back(f"/destinations#{name}", "try")
+
+
 # -- live and system ---------------------------------------------------------------------------
 
 
@@ -140,9 +190,31 @@ async def live(context: PageContext) -> Response:
     kind = context.parameter("kind", "all")
     if kind not in KINDS:
         raise BadRequest(f"`kind` is one of: {', '.join(KINDS)}.")
-    page = await context.admin.events(Filter(), limit=50)
-    latest = page.items if kind in ("all", "arrivals") else ()
-    return await context.page("live.html", latest=latest, kind=kind, kinds=KINDS)
+    source = context.parameter("source")
+    return await context.page(
+        "live.html",
+        latest=await _latest(context, kind, source),
+        kind=kind,
+        kinds=KINDS,
+        source=source,
+        sources=[one.name for one in await context.admin.sources()],
+    )
+
+
+LATEST: Final = 50
+
+
+async def _latest(context: PageContext, kind: str, source: str) -> list[tuple[datetime, ListedEvent | StoredDelivery]]:
+    """Return what has happened lately, newest first: arrivals, and how deliveries ended."""
+    found: list[tuple[datetime, ListedEvent | StoredDelivery]] = []
+    meant = Filter(source=source or None)
+    if kind in ("all", "arrivals"):
+        found += [(event.received_at, event) for event in (await context.admin.events(meant, limit=LATEST)).items]
+    if kind != "arrivals":
+        status = DeliveryStatus.dead if kind == "dead" else None
+        ended = await context.admin.deliveries(replace(meant, status=status), limit=LATEST)
+        found += [(one.settled_at, one) for one in ended.items if one.settled_at is not None]
+    return sorted(found, key=lambda one: one[0], reverse=True)[:LATEST]
 
 
 async def _tokens(context: PageContext) -> Sequence[Any]:
@@ -162,10 +234,14 @@ async def system(context: PageContext) -> Response:
         system=frame.system,
         quiet={worker.id for worker in frame.system.workers if worker.seen_at < minute},
         audit=audit,
-        is_limited=context.admin.scope is not None,
-        tokens=await _tokens(context) if context.identity.role >= Role.admin and context.admin.scope is None else (),
+        is_limited=context.admin.scope.is_limited,
+        tokens=await _tokens(context)
+        if context.identity.role >= Role.admin and not context.admin.scope.is_limited
+        else (),
         older=audit[-1].n if len(audit) == AUDIT else None,
         bar=charts.bar,
+        health=await context.admin.health() if not context.admin.scope.is_limited else None,
+        checks=await context.admin.check() if context.is_on("check") and not context.admin.scope.is_limited else None,
     )
 
 
@@ -174,14 +250,14 @@ async def system(context: PageContext) -> Response:
 
 async def ask_test(context: PageContext) -> Response:
     one = await context.admin.destination(context.request.path_params["name"])
-    if not context.admin.can_test(one.name):
-        raise BadRequest(f"{one.name} is no web address; only those can be tested.")
+    if not await context.admin.can_test(one.name):
+        raise BadRequest(f"{one.name} has no web address of its own; only those can be tested.")
     return await context.dialog("test.html", shown=one, tested=None)
 
 
 async def test(context: PageContext) -> Response:
     name = context.request.path_params["name"]
-    context.admin.check_own(name)
+    await context.admin.check_own(name)
     tested = schemas.encode_test(await context.admin.test_destination(name, actor=context.actor), context.identity.role)
     return await context.dialog("test.html", shown=await context.admin.destination(name), tested=tested)
 
@@ -189,7 +265,7 @@ async def test(context: PageContext) -> Response:
 async def ask_sample(context: PageContext) -> Response:
     name = context.request.path_params["name"]
     found = [one for one in await context.admin.sources() if one.name == name]
-    kinds = context.admin.sample_types(name)
+    kinds = await context.admin.sample_types(name)
     if not found or not kinds:
         raise BadRequest(f"No sample can be made for {name[:60]}.")
     return await context.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)

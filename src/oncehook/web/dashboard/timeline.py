@@ -11,14 +11,25 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from math import log2, log10
+from itertools import pairwise
+from math import inf
 from typing import Final
 
 from oncehook.human import show_span
-from oncehook.model import AttemptOutcome, DeliveryStatus, Outcome, StoredAttempt, StoredDelivery, StoredReplay
+from oncehook.model import (
+    AttemptOutcome,
+    Category,
+    DeliveryStatus,
+    Level,
+    Outcome,
+    StoredAttempt,
+    StoredDelivery,
+    StoredReplay,
+)
 from oncehook.reports import ShownArrival
 from oncehook.retry import Policy
-from oncehook.web.dashboard.render import first_line, took
+from oncehook.web.dashboard.render import first_line, took, utc
+from oncehook.web.language import plural, translate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,8 @@ class EventHistory:
     replays: Mapping[bytes, StoredReplay]
     policies: Mapping[str, Policy | None]
     now: datetime
+    levels: Mapping[str, Level] = field(default_factory=dict)
+    """The state of each destination now."""
 
     def most(self, destination: str) -> int | None:
         policy = self.policies.get(destination)
@@ -74,7 +87,7 @@ def _arrivals(history: EventHistory) -> Iterator[Moment]:
         yield Moment(
             arrival.at,
             str(arrival.outcome),
-            f"Arrival {shown}, {arrival.outcome}",
+            translate("Arrival {}, {}").format(shown, translate(str(arrival.outcome))),
             _about(history, arrival),
             compare=number if arrival.body_differs else None,
         )
@@ -83,16 +96,18 @@ def _arrivals(history: EventHistory) -> Iterator[Moment]:
 def _about(history: EventHistory, arrival: ShownArrival) -> str:
     if arrival.outcome is Outcome.accepted:
         count = len(history.deliveries)
-        made = "no route matches" if not count else f"{count} deliver{'y' if count == 1 else 'ies'} made"
-        return f"stored, {made}"
-    return "same key, another body" if arrival.body_differs else "same body, folded into this event"
+        if not count:
+            return translate("stored, no route matches")
+        return f"{translate('stored')}, {count} {plural(count, 'delivery', 'deliveries')}"
+    return translate("same key, another body" if arrival.body_differs else "same body, folded into this event")
 
 
 def _replays(history: EventHistory) -> Iterator[Moment]:
     for replay in history.replays.values():
         reason = f": “{first_line(replay.reason)}”" if replay.reason else ""
-        kind = f"one of {replay.planned} deliveries" if replay.planned > 1 else "one delivery"
-        yield Moment(replay.created_at, "replay", f"Replay by {replay.actor}", f"{kind}{reason}")
+        kind = translate("one of {} deliveries").format(replay.planned) if replay.planned > 1 else ""
+        kind = kind or translate("one delivery")
+        yield Moment(replay.created_at, "replay", translate("Replay by {}").format(replay.actor), f"{kind}{reason}")
 
 
 # -- deliveries --------------------------------------------------------------------------------
@@ -118,9 +133,9 @@ def _attempt(
         attempt.started_at,
         attempt_state(attempt),
         f"{delivery.destination}, {number}"
-        + ("" if attempt.outcome is AttemptOutcome.retry else f", {attempt.outcome}"),
+        + ("" if attempt.outcome is AttemptOutcome.retry else f", {translate(str(attempt.outcome))}"),
         evidence(attempt),
-        waited=f"waited {show_span(wait)}" if wait >= 1 else "",
+        waited=translate("waited {}").format(show_span(wait)) if wait >= 1 else "",
     )
 
 
@@ -132,8 +147,8 @@ def attempt_state(attempt: StoredAttempt) -> str:
 
 def _number(history: EventHistory, delivery: StoredDelivery, run: int, n: int) -> str:
     most = history.most(delivery.destination)
-    count = f"attempt {n}" if most is None else f"attempt {n} of {max(most, n)}"
-    return f"run {run}, {count}" if run > 1 else count
+    count = translate("attempt {}").format(n) if most is None else translate("attempt {} of {}").format(n, max(most, n))
+    return f"{count}, {translate('run {}').format(run)}" if run > 1 else count
 
 
 def evidence(attempt: StoredAttempt) -> str:
@@ -141,35 +156,57 @@ def evidence(attempt: StoredAttempt) -> str:
     took_ = took((attempt.ended_at - attempt.started_at).total_seconds())
     if attempt.outcome is AttemptOutcome.done:
         status = attempt.evidence.status
-        returned = "" if attempt.result is None else f" · returned {first_line(attempt.result.decode(), 60)}"
-        return f"in {took_}{returned}" if status is None else f"{status} in {took_}"
-    parts = [f"{answer(attempt)} after {took_}"]
-    if attempt.category is not None:
-        parts.append(str(attempt.category))
+        if status is not None:
+            return f"{status} · {took_}"
+        parts = [translate("in {}").format(took_)]
+        if attempt.result is not None:
+            parts.append(translate("returned {}").format(first_line(attempt.result.decode(), 60)))
+        return " · ".join(parts)
+    parts = [translate("{} after {}").format(answer(attempt), took_)]
+    if attempt.category is Category.permanent:  # the others are tried again, which the timeline shows
+        parts.append(translate("refused for good"))
     return " · ".join(parts)
 
 
 def answer(attempt: StoredAttempt) -> str:
     """Return the answer to an attempt: the error, the status, or the fate of the worker."""
     if attempt.outcome is AttemptOutcome.crashed:
-        return "the worker was lost"
+        return translate("the worker was lost")
     if attempt.evidence.error:
         return first_line(attempt.evidence.error)
-    return "no answer" if attempt.evidence.status is None else str(attempt.evidence.status)
+    return translate("no answer") if attempt.evidence.status is None else str(attempt.evidence.status)
 
 
 def _ahead(history: EventHistory, delivery: StoredDelivery) -> Moment:
     name = delivery.destination
     if delivery.status is DeliveryStatus.leased:
         number = _number(history, delivery, delivery.run, max(delivery.attempts, 1))
-        return Moment(history.now, "leased", f"{name}, {number}, in progress", "a worker has it", due_at=history.now)
+        return Moment(history.now, "leased", f"{name}, {number}, {translate('in progress')}", "", due_at=history.now)
     number = _number(history, delivery, delivery.run, delivery.attempts + 1)
     if delivery.due_at is None:
-        behind = "waiting for an earlier event of its subject" if delivery.blocked_by else "held"
+        behind = translate("waiting for an earlier event of its subject" if delivery.blocked_by else "held")
         return Moment(history.now, "pending", f"{name}, {number}", behind, due_at=history.now)
+    if held := held_back(history.levels.get(name), history.now):
+        level = history.levels[name]
+        from_ = level.open_until if level.paused_at is None and level.open_until else history.now
+        if delivery.due_at <= from_:
+            return Moment(history.now, "paused", f"{name}, {number}", held, due_at=history.now)
     if delivery.due_at <= history.now:
-        return Moment(delivery.due_at, "future", f"{name}, {number}", "due now", due_at=delivery.due_at)
+        return Moment(delivery.due_at, "future", f"{name}, {number}", translate("due now"), due_at=delivery.due_at)
     return Moment(delivery.due_at, "future", f"{name}, {number}", "", due_at=delivery.due_at)
+
+
+def held_back(level: Level | None, now: datetime) -> str:
+    """Return why a destination gets nothing now, and until when; empty where it does."""
+    if level is None:
+        return ""
+    if level.paused_at is not None:
+        return translate("paused by {} since {}").format(level.paused_by, utc(level.paused_at))
+    if level.open_until is None:
+        return ""
+    if level.open_until > now:
+        return translate("held back until {}: {} failures in a row").format(utc(level.open_until), level.failures)
+    return translate("held back: the next attempt of its destination decides")
 
 
 def _end(delivery: StoredDelivery, last: StoredAttempt | None) -> Moment | None:
@@ -179,22 +216,30 @@ def _end(delivery: StoredDelivery, last: StoredAttempt | None) -> Moment | None:
         return None
     name = delivery.destination
     if delivery.status is DeliveryStatus.discarded:
-        return Moment(at, "discarded", f"{name}, discarded", f"“{delivery.reason}”" if delivery.reason else "")
+        reason = f"“{delivery.reason}”" if delivery.reason else ""
+        return Moment(at, "discarded", f"{name}, {translate('discarded')}", reason)
     if delivery.note == "stale":
-        return Moment(at, "stale", f"{name}, stale", "a later state was delivered before it")
+        return Moment(at, "stale", f"{name}, {translate('stale')}", translate("a later state was delivered before it"))
     if delivery.note == "coalesced":
-        return Moment(at, "done", f"{name}, coalesced", "covered by a newer event of its subject")
+        covered = translate("covered by a newer event of its subject")
+        return Moment(at, "done", f"{name}, {translate('coalesced')}", covered)
     if delivery.status is DeliveryStatus.dead and (last is None or last.outcome is not AttemptOutcome.dead):
-        return Moment(at, "dead", f"{name}, dead", delivery.reason or "")
+        return Moment(at, "dead", f"{name}, {translate('dead')}", delivery.reason or "")
     return None
 
 
 LEFT: Final = 120.0
 WIDTH: Final = 1040.0
 """Width that a small laptop shows without scrolling."""
-COLUMNS: Final = 18
+COLUMNS: Final = 60
 """Moments that fit; with more, the latest."""
-NARROWEST: Final = 96.0
+LEAST: Final = 9.0
+"""Pixels between two moments, however near they are: both are seen."""
+FOLDED: Final = 92.0
+"""Pixels of a gap that is too long to be drawn to scale."""
+TICK: Final = 64.0
+LETTER: Final = 5.9
+"""Pixels of a letter of a label, about."""
 LANES: Final = 8
 
 
@@ -259,13 +304,13 @@ class _Column:
 
 
 class _Scale:
-    """The horizontal positions of moments: columns wide enough for their labels, wider where more time passes."""
+    """The horizontal positions of moments: to one scale, except that long gaps are folded to one width."""
 
     def __init__(self, points: Sequence[tuple[datetime, int]], room: float) -> None:
         self.columns: list[_Column] = []
         for at, lane in sorted(points):
             last = self.columns[-1] if self.columns else None
-            if last is None or (at - last.at).total_seconds() > 1.0 or lane in last.lanes:
+            if last is None or at != last.at:
                 self.columns.append(_Column(at, {lane}))
             else:
                 last.lanes.add(lane)
@@ -273,15 +318,21 @@ class _Scale:
         self._place(room)
 
     def _place(self, room: float) -> None:
-        gaps = [
-            NARROWEST + 26 * log10(1 + max((after.at - before.at).total_seconds(), 0))
-            for before, after in zip(self.columns, self.columns[1:], strict=False)
-        ]
-        stretch = max(min(room / sum(gaps), 2.2), 1.0) if gaps else 1.0
+        pairs = list(zip(self.columns, self.columns[1:], strict=False))
+        gaps = [max((after.at - before.at).total_seconds(), 0.0) for before, after in pairs]
+        longest = fold_above(gaps)
+        folded = sum(gap > longest for gap in gaps)
+        short = sum(gap for gap in gaps if gap <= longest)
+        least = LEAST * (len(gaps) - folded)
+        self.per_second = max(room - folded * FOLDED - least, 200.0) / short if short else 0.0
+        """Pixels of a second, where nothing is folded."""
         x = LEFT
+        self.folds: list[float] = []
         for column, gap in zip(self.columns, [*gaps, 0.0], strict=True):
             column.x = round(x, 1)
-            x += gap * stretch
+            if gap > longest:
+                self.folds.append(round(x + FOLDED / 2, 1))
+            x += FOLDED if gap > longest else LEAST + gap * self.per_second
         self.end = self.columns[-1].x if self.columns else LEFT
 
     def holds(self, at: datetime) -> bool:
@@ -292,6 +343,10 @@ class _Scale:
         """Return the column of a moment of a lane."""
         fits = [column for column in self.columns if lane in column.lanes and column.at <= at]
         return fits[-1] if fits else self.columns[0]
+
+    def room_after(self, x: float, lane: int) -> float:
+        """Return the pixels up to the next moment of a lane."""
+        return next((column.x for column in self.columns if lane in column.lanes and column.x > x), x + 140) - x
 
     def x(self, at: datetime) -> float:
         """Return the x of any moment, interpolated between its columns."""
@@ -305,6 +360,17 @@ class _Scale:
         whole = (after.at - before.at).total_seconds() or 1.0
         share = (at - before.at).total_seconds() / whole
         return before.x + (after.x - before.x) * min(max(share, 0.12), 0.94)
+
+
+def fold_above(gaps: Sequence[float]) -> float:
+    """Return the longest gap that is drawn to scale: a longer one would leave no room for what is short."""
+    short = sorted(gap for gap in gaps if gap > 0)
+    limit = inf
+    for shorter, longer in pairwise(short):
+        if longer > 6 * max(sum(gap for gap in short if gap <= shorter), 0.02):
+            limit = shorter
+            break
+    return limit
 
 
 def draw(history: EventHistory) -> TimelineChart | None:
@@ -323,7 +389,7 @@ def draw(history: EventHistory) -> TimelineChart | None:
     height = 46.0 * (len(deliveries) + 1) + 20
     now = round(scale.x(history.now), 1) if any(_is_ahead(d, history.now) for d in history.deliveries) else None
     drawn = TimelineChart(max(WIDTH, scale.end + 150), height + 30, now)
-    drawn.names = [("arrivals", 38.0), *[(d.destination, _y(lane)) for lane, d in enumerate(deliveries, 1)]]
+    drawn.names = [(translate("arrivals"), 38.0), *[(d.destination, _y(lane)) for lane, d in enumerate(deliveries, 1)]]
     _draw_time(drawn, scale, history.now)
     last_x = -100.0
     for arrival in history.arrivals:
@@ -345,12 +411,16 @@ def _is_ahead(delivery: StoredDelivery, now: datetime) -> bool:
 
 
 def _draw_time(drawn: TimelineChart, scale: _Scale, now: datetime) -> None:
-    for before, after in zip(scale.columns, scale.columns[1:], strict=False):
-        if (after.at - before.at).total_seconds() > 30:
-            drawn.folds.append(round((before.x + after.x) / 2, 1))
+    drawn.folds = scale.folds
+    is_fine = scale.per_second > 40  # seconds alone would repeat themselves
+    last = -100.0
     for column in scale.columns:
+        if column.x - last < (TICK + 18 if is_fine else TICK):
+            continue
+        last = column.x
         is_today = (now - column.at).total_seconds() < 43_200
-        drawn.ticks.append((column.x, column.at.strftime("%H:%M:%S" if is_today else "%d %b %H:%M")))
+        text = column.at.strftime("%H:%M:%S" if is_today else "%d %b %H:%M")
+        drawn.ticks.append((column.x, f"{text}.{column.at.microsecond // 1000:03}" if is_fine and is_today else text))
 
 
 def _draw_lane(drawn: TimelineChart, scale: _Scale, history: EventHistory, delivery: StoredDelivery, lane: int) -> None:
@@ -363,7 +433,7 @@ def _draw_lane(drawn: TimelineChart, scale: _Scale, history: EventHistory, deliv
             if previous is not None and end is not None and x - end > 34:
                 wait = (attempt.started_at - previous.ended_at).total_seconds()
                 drawn.waits.append(WaitLine(end + 8, x - 6, y, show_span(wait)))
-            block = _block(attempt, x, y)
+            block = _block(attempt, x, y, scale.per_second, scale.room_after(x, lane))
             drawn.tries.append(block)
             end = x + block.width
         previous = attempt
@@ -375,16 +445,23 @@ def _draw_lane(drawn: TimelineChart, scale: _Scale, history: EventHistory, deliv
             WaitLine(start, x - 10, y, show_span((delivery.due_at - since).total_seconds()), is_ahead=True)
         )
         most = history.most(delivery.destination)
-        number = f"attempt {delivery.attempts + 1}" + ("" if most is None else f" of {most}")
+        n = delivery.attempts + 1
+        number = translate("attempt {}").format(n) if most is None else translate("attempt {} of {}").format(n, most)
         drawn.nexts.append(NextAttempt(x, y, number, delivery.due_at))
 
 
-def _block(attempt: StoredAttempt, x: float, y: float) -> AttemptBlock:
+def _block(attempt: StoredAttempt, x: float, y: float, per_second: float, room: float) -> AttemptBlock:
+    """Return the block of an attempt, as long as it took, and what fits of its label before the next one."""
     seconds = max((attempt.ended_at - attempt.started_at).total_seconds(), 0.0)
     inks = {AttemptOutcome.done: "done", AttemptOutcome.crashed: "wait"}
     result = "done" if attempt.outcome is AttemptOutcome.done else _describe(attempt)
-    width = min(10 + 16 * log2(1 + seconds), 70)
-    return AttemptBlock(inks.get(attempt.outcome, "dead"), x, y, round(width, 1), f"{result} · {took(seconds)}")
+    # Where the time after it is folded, only a part of the room is to scale.
+    width = max(min(seconds * per_second, room - 3 if room > FOLDED else 0.4 * room), 6.0)
+    letters = int((room - 6) / LETTER)
+    label = f"{result} · {took(seconds)}"
+    if len(label) > letters:
+        label = took(seconds) if len(took(seconds)) <= letters else ""
+    return AttemptBlock(inks.get(attempt.outcome, "dead"), x, y, round(width, 1), label)
 
 
 def _describe(attempt: StoredAttempt) -> str:
@@ -395,4 +472,4 @@ def _describe(attempt: StoredAttempt) -> str:
     word = answer(attempt).partition(":")[0]
     if " " in word:  # a whole sentence, because its first word alone is meaningless
         return "no answer"
-    return word if len(word) <= 10 else f"{word[:9]}…"
+    return word if len(word) <= 24 else f"{word[:23]}…"

@@ -26,7 +26,9 @@ document.addEventListener("click", (event) => {
     setTheme(themes[(themes.indexOf(now) + 1) % themes.length]);
   }
   const copy = hit("[data-copy]");
-  if (copy) navigator.clipboard?.writeText(copy.dataset.copy || $(copy.dataset.copyFrom)?.textContent || "").then(() => toast("Copied"));
+  if (copy) navigator.clipboard?.writeText(copy.dataset.copy || $(copy.dataset.copyFrom)?.textContent || "").then(() => toast(document.body.dataset.copied));
+  const from = hit("[data-copy-url]");
+  if (from) fetch(from.dataset.copyUrl).then((answer) => (answer.ok ? answer.text() : Promise.reject(answer.status))).then((text) => navigator.clipboard.writeText(text)).then(() => toast(document.body.dataset.copied), () => toast("Could not be copied"));
   const drawer = hit("[data-drawer]");
   if (drawer) { event.preventDefault(); const rail = $("#rail"); rail.popover = "auto"; rail.togglePopover(); }
   const gone = hit("[data-dismiss]");

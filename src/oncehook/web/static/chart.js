@@ -1,5 +1,14 @@
-// <oh-chart kind="stack|lines" unit="ms">: draws the table inside it with uPlot. The table is the data, so the chart is
-// never the only way to read it; without uPlot the table shows.
+// <oh-chart kind="stack|lines|level" unit="ms">: draws the table inside it with uPlot. The table is the data, so the
+// chart is never the only way to read it; without uPlot the table shows. Marks and limits are drawn as lines. Dragging
+// over any chart shows that part of its time.
+function showRange(from, to) {
+  const at = new URL(location.href), iso = (time) => new Date(time).toISOString().replace(/:\d\d\.\d+Z$/, "Z");
+  at.searchParams.delete("since");
+  at.searchParams.set("from", iso(from));
+  at.searchParams.set("to", iso(to + 59999));
+  at.hash = "";
+  location.href = at.href;
+}
 class OhChart extends HTMLElement {
   static steps = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((n) => n * 10 ** power)).flat();
   connectedCallback() {
@@ -28,7 +37,10 @@ class OhChart extends HTMLElement {
     this.names = heads.map((head) => head.textContent);
     this.inks = heads.map((head) => head.dataset.ink);
     this.labels = rows.map((row) => row.cells[0].textContent);
-    this.cols = this.names.map((_, i) => rows.map((row) => (row.cells[i + 1].dataset.value === "" ? null : Math.max(Number(row.cells[i + 1].dataset.value), this.getAttribute("kind") === "stack" ? 0 : 1))));
+    this.cols = this.names.map((_, i) => rows.map((row) => (row.cells[i + 1].dataset.value === "" ? null : Math.max(Number(row.cells[i + 1].dataset.value), this.getAttribute("kind") === "lines" ? 0.1 : 0))));
+    this.starts = rows.map((row) => Date.parse(row.dataset.at));
+    this.marks = JSON.parse(this.dataset.marks || "[]");
+    this.limits = JSON.parse(this.dataset.limits || "[]");
   }
   ink(name) {  // resolves var() and light-dark() to a colour that canvas understands
     const probe = document.createElement("i");
@@ -59,13 +71,14 @@ class OhChart extends HTMLElement {
     return x.filter((i) => (x.length - 1 - i) % every === 0);
   }
   upright() {  // spans of time reach from milliseconds to hours, and only powers show both
-    if (this.getAttribute("kind") === "stack") return { range: (_, low, high) => [0, Math.max(high * 1.1, 4)] };
-    const power = (v, round) => 10 ** round(Math.log10(Math.max(v, 1)));
+    if (this.getAttribute("kind") !== "lines") return { range: (_, low, high) => [0, Math.max(high * 1.1, 4, ...this.near(high))] };
+    const power = (v, round) => 10 ** round(Math.log10(Math.max(v, 0.1)));
     return { distr: 3, log: 10, range: (_, low, high) => [power(low, Math.floor), Math.max(power(high, Math.ceil), 100)] };
   }
+  near(high) { return this.limits.map(([, v]) => v * 1.1).filter((v) => v < high * 4 + 20); }  // one far above would flatten the rest
   steps() {
-    if (this.getAttribute("kind") === "stack") return { incrs: OhChart.steps, space: 28 };
-    const powers = Array.from({ length: 10 }, (_, power) => 10 ** power);
+    if (this.getAttribute("kind") !== "lines") return { incrs: OhChart.steps, space: 28 };
+    const powers = Array.from({ length: 11 }, (_, power) => 10 ** (power - 1));
     return { splits: (_, axis, low, high) => powers.filter((v) => v >= low * 0.99 && v <= high * 1.01), filter: (_, splits) => splits };
   }
   value(v) {
@@ -83,15 +96,42 @@ class OhChart extends HTMLElement {
     this.tip.hidden = true;
     this.u = new uPlot({
       width: this.plot.clientWidth, height: this.plot.clientHeight, series, legend: { show: false }, padding: [8, 24, 0, 0],
-      cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
+      cursor: { y: false, points: { show: false }, drag: { x: Boolean(this.starts[0]), y: false, setScale: false } },
       scales: { x: { time: false, range: [-0.6, x.length - 0.4] }, y: this.upright() },
       axes: [
         { ...axis, grid: { show: false }, size: 24, splits: () => splits, values: (_, s) => s.map((i) => this.labels[i]) },
         { ...axis, grid: { stroke: this.ink("line"), width: 1 }, size: this.getAttribute("unit") ? 52 : 40, gap: 6, values: (_, s) => s.map((v) => this.value(v)), ...this.steps() },
       ],
-      hooks: { setCursor: [(u) => this.tell(u)] },
+      hooks: { setCursor: [(u) => this.tell(u)], setSelect: [(u) => this.choose(u)], draw: [(u) => this.overlay(u)] },
     }, data, this.plot);
     this.u.over.append(this.tip);
+  }
+  choose(u) {  // a range that was dragged
+    if (u.select.width < 8) return;
+    const step = Number(this.dataset.step) * 1000, at = (left) => this.starts[0] + (u.posToVal(left, "x") + 0.5) * step;
+    showRange(at(u.select.left), at(u.select.left + u.select.width));
+  }
+  overlay(u) {  // marks as upright lines with their text, limits across
+    const { ctx, bbox } = u, scale = devicePixelRatio || 1;
+    ctx.save();
+    ctx.lineWidth = scale;
+    ctx.font = `${11 * scale}px ${getComputedStyle(this).fontFamily}`;
+    for (const [, limit] of this.limits) {
+      const y = Math.round(u.valToPos(limit, "y", true)) + 0.5;
+      if (y < bbox.top) continue;
+      ctx.setLineDash([5 * scale, 4 * scale]);
+      ctx.strokeStyle = this.ink("dead");
+      ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
+    }
+    ctx.setLineDash([]);
+    for (const [share, text] of this.marks) {
+      const x = Math.round(u.valToPos(share / 100 * this.labels.length - 0.5, "x", true)) + 0.5;
+      ctx.strokeStyle = ctx.fillStyle = this.ink("text");
+      ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+      ctx.textAlign = share > 80 ? "right" : "left";
+      ctx.fillText(text, x + (share > 80 ? -4 : 4) * scale, bbox.top + 10 * scale);
+    }
+    ctx.restore();
   }
   tell(u) {
     const i = u.cursor.idx;
@@ -105,3 +145,27 @@ class OhChart extends HTMLElement {
   }
 }
 customElements.define("oh-chart", OhChart);
+
+// Small charts are drawn by the server; here they only learn to be dragged over.
+document.addEventListener("pointerdown", (down) => {
+  const svg = down.target.closest?.("svg[data-drag]");
+  if (!svg || down.button) return;
+  const box = svg.getBoundingClientRect(), from = Date.parse(svg.dataset.from), whole = Date.parse(svg.dataset.to) - from;
+  const share = (event) => Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1), start = share(down);
+  const chosen = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+  for (const [name, value] of [["class", "chosen"], ["y", 0], ["height", 40]]) chosen.setAttribute(name, value);
+  svg.append(chosen);
+  const move = (event) => {
+    const now = share(event);
+    chosen.setAttribute("x", 100 * Math.min(start, now));
+    chosen.setAttribute("width", 100 * Math.abs(now - start));
+  };
+  const up = (event) => {
+    document.removeEventListener("pointermove", move);
+    chosen.remove();
+    const now = share(event);
+    if (event.type === "pointerup" && Math.abs(now - start) * box.width > 8) showRange(from + whole * Math.min(start, now), from + whole * Math.max(start, now));
+  };
+  document.addEventListener("pointermove", move);
+  for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, up, { once: true });
+});

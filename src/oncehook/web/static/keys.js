@@ -29,7 +29,7 @@ function act(key, event) {
     case "Enter": if (event.target === document.body && row) $("a", row)?.click(); break;
     case "r": ($("#selbar:not([hidden]) [data-key=r]") || (row && $("[data-key=r]", row)) || $("main [data-key=r]"))?.click(); break;
     case "d": ($("#selbar:not([hidden]) [data-key=d]") || (row && $("[data-key=d]", row)) || $("main [data-key=d]"))?.click(); break;
-    case "l": ($("[data-live-pause]") || $("[data-live=off]"))?.click(); break;
+    case "l": $("[data-live][aria-pressed=false]")?.click(); break;
     case "?": open("keys"); break;
     case "Escape": row?.classList.remove("at"); break;
   }
@@ -39,7 +39,7 @@ function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
   if (event.target.matches("input:not(.check), select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
   if (off() && event.key !== "?") return;
-  if (waiting === "g") { waiting = ""; if (places[event.key]) go(places[event.key]); return; }
+  if (waiting === "g") { waiting = ""; if ($(`#rail a[href="${document.body.dataset.root}${places[event.key]}"]`)) go(places[event.key]); return; }
   act(event.key, event);
 }
 

@@ -41,7 +41,8 @@ function showConnection(well) {
   const word = $("[data-lost]");
   if (!word) return;
   word.hidden = well;
-  if (!well) word.textContent = `not live since ${lost.toISOString().slice(11, 16)}`;
+  if (!well) word.textContent = document.body.dataset.lostSince.replace("{}", lost.toISOString().slice(11, 16));
+  show();
 }
 
 const waiting = () => missed.reduce((sum, html) => sum + html.split("<tr").length - 1, 0);
@@ -51,9 +52,10 @@ const still = () => paused || document.hidden || (Boolean($("[data-feed]")) && r
 function show() {
   for (const button of $$("[data-live]")) button.setAttribute("aria-pressed", String((button.dataset.live === "off") === paused));
   const word = $("[data-live-word]");
-  if (word) word.textContent = paused ? "paused" : "connected";
-  const button = $("[data-live-pause]");
-  if (button) { button.setAttribute("aria-pressed", String(paused)); $("[data-pause-word]", button).textContent = paused ? "Resume" : "Pause"; }
+  if (word) {
+    word.textContent = word.dataset[lost ? "lostWord" : paused ? "pausedWord" : "liveWord"];
+    word.closest(".state").className = `state ${lost ? "failed" : paused ? "paused" : "ok"}`;
+  }
   const waits = $("[data-wait]");
   if (waits) { waits.hidden = !still(); $("b", waits).textContent = waiting(); }
 }
@@ -106,7 +108,6 @@ export function start() {
   document.addEventListener("click", (event) => {
     const choice = event.target.closest("[data-live]");
     if (choice) pause(choice.dataset.live === "off");
-    if (event.target.closest("[data-live-pause]")) pause(!paused);
   });
   const table = $("[data-feed]");
   if (table) feed(table);

@@ -31,11 +31,14 @@ export function start() {
     const chosen = $("#complete [aria-selected=true]");
     if (event.key === "ArrowDown") { event.preventDefault(); open(true); point(1); }
     if (event.key === "ArrowUp") { event.preventDefault(); point(-1); }
-    if (event.key === "Tab" && chosen && !event.shiftKey) { event.preventDefault(); pick(chosen); }
+    // Without a choice, Tab takes the first that completes what was begun; after a space it leaves the field.
+    const first = /\S$/.test(event.target.value) ? $("#complete [data-add]") : null;
+    if (event.key === "Tab" && (chosen || first) && !event.shiftKey) { event.preventDefault(); pick(chosen ?? first); }
     if (event.key === "Escape") open(false);
     if (event.key === "Enter") open(false);
   });
   document.addEventListener("input", (event) => { if (event.target.id === "q") open(true); });
+  document.addEventListener("change", (event) => { if (event.target.matches("[data-submits]")) event.target.form.requestSubmit(); });
   // The list that comes in after Enter brings a field that knows nothing of it.
   document.addEventListener("htmx:afterSettle", () => { if (closed) open(false); });
   document.addEventListener("focusin", (event) => { if (event.target.id === "q") open(true); });

@@ -4,15 +4,14 @@ import { $, $$ } from "./dom.js";
 const two = (n) => String(n).padStart(2, "0");
 
 function relative(seconds) {
-  if (seconds < 1) return "now";
-  if (seconds < 60) return `${Math.floor(seconds)} s ago`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ago`;
-  return `${Math.floor(seconds / 86400)} d ago`;
+  const { ago, just } = document.body.dataset;
+  if (seconds < 1) return just;
+  const [n, unit] = seconds < 60 ? [seconds, "s"] : seconds < 3600 ? [seconds / 60, "min"] : seconds < 172800 ? [seconds / 3600, "h"] : [seconds / 86400, "d"];
+  return ago.replace("{}", `${Math.floor(n)} ${unit}`);
 }
 
 function left(seconds) {
-  if (seconds <= 0) return "now";
+  if (seconds <= 0) return document.body.dataset.just;
   if (seconds >= 86400) return `${Math.floor(seconds / 86400)} d ${Math.floor(seconds % 86400 / 3600)} h`;
   if (seconds >= 3600) return `${Math.floor(seconds / 3600)}:${two(Math.floor(seconds % 3600 / 60))}:${two(Math.floor(seconds % 60))}`;
   return `${Math.floor(seconds / 60)}:${two(Math.floor(seconds % 60))}`;
@@ -28,7 +27,7 @@ function clock(date, form) {
   const day = `${part("FullYear")}-${two(part("Month") + 1)}-${two(part("Date"))}`;
   const time = `${two(part("Hours"))}:${two(part("Minutes"))}:${two(part("Seconds"))}`;
   const exact = `${time}.${String(part("Milliseconds")).padStart(3, "0")}`;
-  return { day: `${day} ${time}`, ms: exact, full: `${day} ${exact}` }[form] || time;
+  return { day: `${day} ${time}`, minute: time.slice(0, 5),  ms: exact, full: `${day} ${exact}` }[form] || time;
 }
 
 function tell() {
@@ -59,7 +58,7 @@ export function start() {
     const button = event.target.closest("[data-clock]");
     if (button) choose(button.dataset.clock);
   });
-  document.addEventListener("htmx:afterSettle", tell);
+  document.addEventListener("htmx:afterSettle", () => { mark(); tell(); });
   setInterval(tell, 1000);
   mark();
   tell();
