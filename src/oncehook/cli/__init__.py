@@ -16,44 +16,62 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from oncehook import __version__
+from oncehook.cli.help import CommandGroup, show_error
 from oncehook.cli.options import add_shared_options, voice
 from oncehook.errors import ConfigError, OncehookError, StoreUnavailable
+from oncehook.logs import plain
 
-COMMANDS: Final = {
-    "serve": ("run", "Receive hooks, keep them, and deliver them."),
-    "worker": ("run", "Deliver only; hooks are received elsewhere."),
-    "demo": ("run", "Run an inbox with sample traffic, removed at the end."),
-    "send": ("send", "Send a signed sample to a source."),
-    "forward": ("send", "Relay live arrivals to a local server."),
-    "tail": ("tail", "Show arrivals and attempts as they happen."),
-    "events": ("browse", "List events that match a query."),
-    "show": ("browse", "Show an event, a delivery or a replay in detail."),
-    "replay": ("operate", "Deliver again: plan, ask, run."),
-    "dead": ("operate", "List dead letters by destination and cause, or discard them."),
-    "erase": ("operate", "Erase everything that is kept of a subject."),
-    "pause": ("operate", "Hold a destination back."),
-    "resume": ("operate", "Resume a destination."),
-    "sources": ("browse", "List sources: addresses, verifiers, and what came in."),
-    "destinations": ("browse", "List destinations: addresses, states, and what waits."),
-    "stats": ("browse", "Show the numbers since a moment."),
-    "keys": ("keys", "Claim, commit, release and show a key by hand."),
-    "whatsapp": ("whatsapp", "Send a message over WhatsApp, or look after an instance."),
-    "token": ("settings", "Make a bearer token for the API."),
-    "import": ("operate:import_", "Import keys that were processed elsewhere."),
-    "export": ("operate", "Write events with their bodies as JSON lines."),
-    "init": ("settings", "Ask three questions and write an oncehook.toml."),
-    "config": ("settings", "Check, show and describe the settings."),
-    "db": ("db", "Manage the store: migrate, status, sql, prune, backup, restored."),
-    "doctor": ("settings", "Check settings, store and destinations; suggest fixes."),
-    "health": ("settings", "Exit with 0 if the server is ready, for probes."),
-    "bench": ("bench", "Measure this machine on a store that is thrown away."),
-    "completion": ("", "Print the script that completes commands in your shell."),
-    "version": ("", "Print the version."),
+GROUPS: Final = {
+    "Run": {
+        "serve": ("run", "Receive hooks, keep them, and deliver them."),
+        "worker": ("run", "Deliver only; hooks are received elsewhere."),
+        "demo": ("run", "Run an inbox with sample traffic, removed at the end."),
+        "bench": ("bench", "Measure this machine on a store that is thrown away."),
+    },
+    "Look": {
+        "tail": ("tail", "Show arrivals and attempts as they happen."),
+        "events": ("browse", "List events that match a query."),
+        "show": ("browse", "Show an event, a delivery or a replay in detail."),
+        "rejected": ("browse", "List rejected arrivals, and why."),
+        "dead": ("operate", "List dead letters by destination and cause, or discard them."),
+        "sources": ("define", "List sources; make, change, rotate and delete stored ones."),
+        "destinations": ("define", "List destinations; make, change, rotate and delete stored ones."),
+        "routes": ("define", "List routes; make, change and delete stored ones."),
+        "accounts": ("accounts", "List accounts; make, change, rotate, show and delete them."),
+        "portal": ("portal", "Make a link to the page of a customer."),
+        "stats": ("browse", "Show the numbers since a moment."),
+        "open": ("browse:open_", "Open the dashboard in your browser, logged in."),
+    },
+    "Act": {
+        "send": ("send", "Send a signed sample to a source."),
+        "forward": ("send", "Relay live arrivals to a local server."),
+        "replay": ("operate", "Deliver again: plan, ask, run."),
+        "pause": ("operate", "Hold a destination back."),
+        "resume": ("operate", "Resume a destination."),
+        "mark": ("operate", "Mark this moment in every chart, such as a deploy."),
+        "erase": ("operate", "Erase everything that is kept of a subject or account."),
+        "import": ("define:import_", "Import processed keys, definitions, or archived events."),
+        "export": ("operate", "Write events with their bodies as JSON lines, or definitions as TOML."),
+        "keys": ("keys", "Claim, commit, release and show a key by hand."),
+        "whatsapp": ("whatsapp", "Send a message over WhatsApp, or look after an instance."),
+    },
+    "Set up": {
+        "init": ("settings", "Ask three questions and write an oncehook.toml."),
+        "config": ("settings", "Check, show and describe the settings."),
+        "db": ("db", "Manage the store: migrate, status, sql, prune, backup, restored."),
+        "token": ("settings", "Make a bearer token for the API."),
+        "doctor": ("settings", "Check settings, store and destinations; suggest fixes."),
+        "health": ("settings", "Exit with 0 if the server is ready, for probes."),
+        "completion": ("", "Print the script that completes commands in your shell."),
+        "version": ("", "Print the version."),
+    },
 }
-"""By name: the module (and the function, where it has another name), and the line in `--help`."""
+"""By group and name: the module (and the function, where it has another name), and the line in `--help`."""
+
+COMMANDS: Final = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -79,8 +97,19 @@ class _LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", line) for name, (_, line) in commands.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Begin"):
+            formatter.write_dl(
+                [
+                    ("oncehook demo", "See it work, with nothing set up."),
+                    ("oncehook COMMAND --help", "Options of a command, with an example."),
+                ]
+            )
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -120,7 +149,7 @@ def main(
 
     A program that wraps it gives its own name, and defaults for the commands' options (click's default_map).
     """
-    voice.quiet = voice.verbose = False
+    voice.quiet = voice.verbose = voice.wide = False
     try:
         code = cli.main(
             arguments,
@@ -130,7 +159,8 @@ def main(
             default_map=defaults,
         )
     except click.ClickException as error:
-        error.show()
+        for line in show_error(error, program or ""):
+            click.echo(plain(line), err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)

@@ -10,24 +10,27 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import click
 
-from oncehook.cli.options import app_option, build_setup, config_option, loopback, voice
+from oncehook.cli.options import address_of, app_option, build_setup, config_option, loopback, voice
 from oncehook.cli.output import say
 from oncehook.errors import ConfigError, StoreHeld
+from oncehook.human import suggest
 from oncehook.logs import plain
 
 if TYPE_CHECKING:  # transports import nearly everything: a command's --help must not wait for that
     from oncehook.cli.transport import ApiResponse, Headers, HttpTransport, ReadOnlyTransport, Transport
     from oncehook.inbox import Inbox
+    from oncehook.settings import Config
     from oncehook.store.sqlite.connection import FileHolder
 
 T = TypeVar("T")
@@ -42,6 +45,13 @@ TOKEN_ENV: Final = "ONCEHOOK_TOKEN"  # noqa: S105 - the variable's name
 OTHER_STORE: Final = "A program's own store is found with --app module:inbox, another one by ONCEHOOK_STORE."
 """A hint for when no store is named and the default one is empty."""
 
+SEARCHED: Final = 2000
+"""The newest events, deliveries or replays among which a short id is looked up."""
+
+_SHORT_ID: Final = re.compile(r"(evt|dlv|rpl|arr)_(?:…|\.{2,3})?([0-9a-f]{4,31})(?:-([0-9a-f]{1,6}))?")
+_DOTTED_ID: Final = re.compile(r"(?<!\w)(?:evt|dlv|rpl)_(?:…|\.{2,3})[0-9a-f]{4,31}(?:-[0-9a-f]{1,6})?(?!\w)")
+_LISTS: Final = {"evt": "events", "arr": "events", "dlv": "deliveries", "rpl": "replays"}
+
 _WRONG_USE: Final = frozenset({400, 401, 403, 405, 413})
 
 
@@ -51,11 +61,6 @@ class Failed(click.ClickException):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"oncehook: {plain(self.message)}", err=True)
-        if self.hint:
-            click.echo(f"  {plain(self.hint)}", err=True)
 
 
 class Misused(Failed):
@@ -193,6 +198,19 @@ def _holder(path: Path) -> FileHolder | None:
     return held
 
 
+def running_address(config: Config) -> str:
+    """Return where the server of these settings receives: on the port that it really has, or else on theirs."""
+    from oncehook.settings.build import open_store
+    from oncehook.store.sqlite import SqliteStore
+
+    store = open_store(config.store)
+    if config.server.admin_bind is None and isinstance(store, SqliteStore) and store.path.exists():
+        held = _holder(store.path)
+        if held is not None and held.address:
+            return loopback(held.address)
+    return address_of(config.server)
+
+
 def _host(server: str) -> str:
     try:
         parts = urlsplit(server)
@@ -245,6 +263,13 @@ class Api:
             click.echo(f"asking {transport}", err=True)
         return transport
 
+    @property
+    def knows_no_program(self) -> bool:
+        """Tell whether the routes are called in this process, which knows what the settings define and no more."""
+        from oncehook.cli.transport import HttpTransport
+
+        return self._where.app is None and not isinstance(self.transport, HttpTransport)
+
     def check_may_act(self) -> None:
         """Raise Unreachable where the store can only be read."""
         from oncehook.cli.transport import ReadOnlyTransport
@@ -265,6 +290,43 @@ class Api:
             raise click.UsageError("There is no terminal to ask on; say --yes.")
         if not click.confirm(question, err=True):
             raise Failed("nothing was done")
+
+    def full_id(self, id: str) -> str:
+        """Return the whole of a short id (`evt_…3a5d2c`, `evt_3a5d2c`), which must be unique among recent ones.
+
+        Text that is no short id is returned as is.
+        """
+        match = _SHORT_ID.fullmatch(id)
+        if match is None:
+            return id
+        kind, tail, number = match.groups()
+        things = _LISTS[kind]
+        found = {one["id"] for one in self.pages(things, most=SEARCHED) if _ends(one["id"], tail, number)}
+        if len(found) == 1:
+            return f"{kind}_{found.pop().partition('_')[2]}"
+        whole = f"`oncehook {'replay --list' if kind == 'rpl' else 'events'} --wide` prints whole ids."
+        if not found:
+            raise Failed(f"None of the newest {SEARCHED:,} {things} is {plain(id)}.", hint=f"Older ones: {whole}")
+        raise Failed(f"{plain(id)} is short for {len(found)} {things}: {', '.join(sorted(found)[:5])}.", hint=whole)
+
+    def full_query(self, words: Iterable[str]) -> str:
+        """Join the words of a query; a short id in it, which has the sign … or dots, becomes a whole one."""
+        return " ".join(_DOTTED_ID.sub(lambda found: self.full_id(found[0]), word) for word in words)
+
+    def link(self, path: str) -> str:
+        """Return the address of a page of the dashboard; empty where no server is asked."""
+        address = str(self.transport)
+        return f"{address}/{path}" if address.startswith("http") else ""
+
+    def login_link(self, page: str) -> str:
+        """Return a link that logs somebody at this machine in, once; or the page's address, which asks who they are."""
+        try:
+            token = self.post("login-link")["token"]
+        except Unreachable:
+            raise
+        except Failed:  # a server elsewhere, or a token that may not
+            return self.link(page.lstrip("/"))
+        return self.link("?" + urlencode({"token": token, **({} if page == "/" else {"to": page})}))
 
     def get(self, path: str, **parameters: object) -> dict[str, Any]:
         return self._decode(self._ask("GET", path, parameters))
@@ -291,6 +353,11 @@ class Api:
             headers["idempotency-key"] = key
         content = json.dumps(body or {}).encode()
         return self._decode(self._ask("POST", path, {}, headers, content, tries=2 if key else 1))
+
+    def act(self, method: str, path: str, body: Mapping[str, object] | None, **parameters: object) -> dict[str, Any]:
+        """Do one act by any method."""
+        content = b"" if body is None else json.dumps(body, default=str).encode()
+        return self._decode(self._ask(method, path, parameters, {"content-type": "application/json"}, content))
 
     def _ask(
         self,
@@ -327,6 +394,8 @@ class Api:
         if problem.get("code") == StoreHeld.code:
             self.check_may_act()
         hint = str(problem.get("hint", ""))
+        if listed := problem.get("errors"):  # of settings: each with its own remedy
+            hint = "; ".join(f"{one['setting'] or 'settings'}: {one['hint']}" for one in listed if one["hint"])
         if response.status == 401:
             hint = f"Put a token into {TOKEN_ENV}, or name the variable that holds one with --token-env."
         raise _failure(response.status)(str(problem["error"]), hint=hint)
@@ -335,13 +404,21 @@ class Api:
         return Unreachable(f"{self.transport} does not answer as an oncehook server does.", hint="Check the address.")
 
 
+def _ends(id: str, tail: str, number: str | None) -> bool:
+    """Tell whether an id ends so, with or without its last six digits, which are zero or a destination's number."""
+    digits = id.partition("_")[2]
+    if number is None:
+        return digits.endswith(tail) or digits[:26].endswith(tail)
+    return digits[:26].endswith(tail) and int(digits[26:], 16) == int(number, 16)
+
+
 def no_answer(address: object, error: OSError, hint: str = "Is `oncehook serve` running?") -> Unreachable:
     return Unreachable(f"nobody answers at {address} ({error})", hint=hint)
 
 
 def check_known(name: str, known: Mapping[str, object] | list[str], what: str) -> None:
     if name not in known:
-        raise Misused(f'There is no {what} "{plain(name)[:60]}".', hint=f"There are: {plain(', '.join(known))}.")
+        raise Misused(f'There is no {what} "{plain(name)[:60]}".', hint=plain(suggest(name, known)))
 
 
 def _failure(status: int) -> type[Failed]:
@@ -363,7 +440,7 @@ def asks_api(function: Callable[..., T]) -> Callable[..., T]:
 
     @config_option
     @app_option
-    @click.option("--server", metavar="URL", help="Ask this server, over HTTP.")
+    @click.option("--server", metavar="URL", help="Server to query, over HTTP.")
     @click.option("--token-env", metavar="NAME", help=f"Variable that holds the token for it (default: {TOKEN_ENV}).")
     @functools.wraps(function)
     def run(config_file: Path | None, app: str | None, server: str | None, token_env: str | None, **rest: Any) -> T:

@@ -1,4 +1,4 @@
-"""Commands that only read: events, show, sources, destinations, stats, and the list of dead letters.
+"""Commands that only read: events, show, sources, destinations, stats, open, and the list of dead letters.
 
 The lines of events, deliveries and destinations are printed here for `operate` and `tail`, too.
 """
@@ -6,78 +6,117 @@ The lines of events, deliveries and destinations are printed here for `operate` 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from textwrap import wrap
 from typing import Any, Final
 
 import click
 
 from oncehook.cli.api import Api, Failed, Misused, Unreachable, asks_api, at
-from oncehook.cli.options import json_lines_option, json_option
+from oncehook.cli.complete import complete_id, complete_query
+from oncehook.cli.options import json_lines_option, json_option, wide_option
 from oncehook.cli.output import (
+    Column,
     answer,
+    can_browse,
     fields,
+    id_of,
     join_columns,
     json_line,
     moment,
     next_moment,
     readable,
+    room,
     say,
     show_counts,
     state,
     table,
     text,
+    when,
 )
-from oncehook.human import count, show_duration, show_elapsed, show_moment, show_rate
+from oncehook.human import count, show_duration, show_elapsed, show_id, show_moment, show_rate
 
 # -- events ------------------------------------------------------------------------------------
 
 
+_NEGATED: Final = re.compile(r"-[A-Za-z_][^:=]*:.")
+"""A negated word of a query, which is no option."""
+
+
 class QueryCommand(click.Command):
-    """A command whose help ends with the words of a query."""
+    """A command that takes a query, and whose help ends with its words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, [f"\0{one}" if _NEGATED.match(one) else one for one in args])
+        for name, value in ctx.params.items():
+            if isinstance(value, tuple):
+                ctx.params[name] = tuple(one.removeprefix("\0") if isinstance(one, str) else one for one in value)
+            elif isinstance(value, str):
+                ctx.params[name] = value.removeprefix("\0")
+        return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from oncehook.query import BODY, WORDS
+        from oncehook.query import BODY, JOINING, WORDS
 
         words = {f"{name}:{word.example}": word.about.replace("`", "") for name, word in WORDS.items()}
+        body = (f"{BODY}data.amount:>1000", "the value at this place of a JSON body")
+        joining = [(example, about.replace("`", "")) for example, about in JOINING.items()]
         with formatter.section("Words of a query"):
-            formatter.write_dl([*words.items(), (f"{BODY}data.amount:>1000", "the value at this place of a JSON body")])
+            formatter.write_dl([*words.items(), body, *joining])
 
 
 @click.command("events", cls=QueryCommand)
-@click.argument("query", nargs=-1, metavar="[QUERY]")
+@click.argument("query", nargs=-1, metavar="[QUERY]", shell_complete=complete_query)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many, the newest.")
 @click.option("--all", "everything", is_flag=True, help="All that match.")
+@wide_option
 @json_lines_option
 @asks_api
 def events(api: Api, query: tuple[str, ...], limit: int, everything: bool, as_json: bool) -> int:
-    """List events, newest first: all, or those that match QUERY.
-
-    For example: oncehook events source:stripe status:dead since:2h
-    """
-    found = api.pages("events", most=None if everything else limit, query=" ".join(query))
+    """List events, newest first: all, or those that match QUERY."""
+    found = api.pages("events", most=None if everything else limit, query=api.full_query(query))
     if as_json:
         # Printed page by page: the reader may stop early, or be slow.
         say(json_line(one) for one in found)
         return 0
-    rows = [_event_row(one) for one in found]
-    if rows:
-        say(table(("received", "id", "source", "type", "subject", "key", "came", "deliveries"), rows))
+    listed = list(found)
+    if listed:
+        say(_event_table(listed))
     else:
         say(["no events match" if query else "no events yet: oncehook send --list shows what can be sent"], err=True)
     return 0
 
 
-def _event_row(event: Mapping[str, Any]) -> list[str]:
+def _event_table(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of events, with a column for accounts where one of them has any."""
+    accounts = any(event["account"] is not None for event in events)
+    head = (
+        "received",
+        "id",
+        Column("source", 6),
+        *((Column("account", 6, spare=3),) if accounts else ()),
+        Column("type", 18),
+        Column("subject", 8, spare=1),
+        Column("key", 8, spare=2),
+        "came",
+        Column("deliveries", 20),
+    )
+    return table(head, [_event_row(event, accounts) for event in events])
+
+
+def _event_row(event: Mapping[str, Any], accounts: bool) -> list[str]:
     return [
-        moment(event["received_at"]),
-        event["id"],
+        when(event["received_at"]),
+        id_of(event["id"]),
         text(event["source"], 20),
+        *([text(event["account"], 20)] if accounts else []),
         text(event["type"], 32),
         text(event["subject"], 24),
         text(event["key"] or ", ".join(event["marks"]), 28),
-        f"×{event['copies']}" if event["copies"] > 1 else "",
+        (f"×{event['copies']}" if event["copies"] > 1 else "") + (" ≠" if event["has_conflict"] else ""),
         " ".join(map(_chip, event["deliveries"])),
     ]
 
@@ -87,22 +126,74 @@ def _chip(delivery: Mapping[str, Any]) -> str:
     return f"{chip} (replayed)" if delivery["replayed"] else chip
 
 
+# -- rejections --------------------------------------------------------------------------------
+
+
+@click.command("rejected")
+@click.option("--source", metavar="NAME", help="Only of this source.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many, the newest."
+)
+@click.option("--headers", is_flag=True, help="The headers too; credentials are masked.")
+@click.option("--body", is_flag=True, help="The first KiB of the body too; redacted.")
+@json_lines_option
+@asks_api
+def rejected(api: Api, source: str | None, limit: int, headers: bool, body: bool, as_json: bool) -> int:
+    """List rejected arrivals, newest first, and why each was rejected.
+
+    Headers and the beginning of the body are kept for a few arrivals a second, and only of sources that exist. They and
+    the diagnosis are for people who may see payloads.
+    """
+    found = list(api.pages("rejections", most=limit, source=source))
+    if as_json:
+        say(json_line(one) for one in found)
+    elif found:
+        say(line for one in found for line in _rejection_lines(one, headers, body))
+    else:
+        say(["none rejected"], err=True)
+    return 0
+
+
+def _rejection_lines(one: Mapping[str, Any], headers: bool, body: bool) -> list[str]:
+    reason = "" if one["reason"] == one["code"] else text(one["reason"], 60)
+    code = click.style(one["code"], fg="red")
+    lines = [join_columns(when(one["at"]), text(one["source"], 40), code, reason, text(one["peer"]))]
+    lines[0] += f"  {count(one['size'], 'byte')}"
+    if one["diagnosis"]:
+        lines += wrap(text(one["diagnosis"], 500), room() or 600, initial_indent="  ", subsequent_indent="  ")
+    if headers and one["headers"] is not None:
+        lines += [f"    {one['method']} {text(one['target'], 500)}", *(f"  {line}" for line in _header_lines(one))]
+    if body and one["body"] is not None:
+        lines += [f"    | {text(line, 1200)}" for line in one["body"].splitlines()]
+    return lines
+
+
 # -- lists -------------------------------------------------------------------------------------
 
 
-@click.command("sources")
-@json_option
-@asks_api
-def sources(api: Api, as_json: bool) -> int:
+def list_sources(api: Api, as_json: bool) -> int:
     """Show every source: its address, its verifier and what that covers, and what came in the last 24 hours."""
-    names = ("name", "preset", "address", "verifier", "covers", "secrets", "to")
-    head = (*names, "last arrival", "24 h", "duplicates", "rejected")
-    return _list(api.get("sources"), head, _source_row, "no sources: add a [source.NAME]", as_json)
+    head = (
+        Column("name", 8),
+        Column("preset", 6, spare=3),
+        Column("address", 12, spare=1),
+        Column("verifier", 12, spare=5),
+        Column("covers", 8, spare=8),
+        Column("secrets", spare=7),
+        Column("to", 6, spare=4),
+        Column("origin", 6, spare=9),
+        Column("last arrival", spare=2),
+        "24 h",
+        Column("duplicates", spare=6),
+        Column("rejected", spare=5),
+    )
+    found = {"items": list(api.pages("sources")), "next": None}
+    return _list(found, head, _source_row, "no sources: add a [source.NAME], or oncehook sources create", as_json)
 
 
 def _list(
     found: Mapping[str, Any],
-    head: Sequence[str],
+    head: Sequence[str | Column],
     row: Callable[[Mapping[str, Any]], list[str]],
     if_empty: str,
     as_json: bool,
@@ -125,19 +216,47 @@ def _source_row(found: Mapping[str, Any]) -> list[str]:
         "" if found["unverified"] else describe_coverage(found["body_authenticated"], found["key_authenticated"]),
         str(found["secrets"]),
         text(", ".join(found["destinations"])),
-        moment(found["last_arrival"]),
+        _origin(found),
+        when(found["last_arrival"]),
         *(f"{found['figures'].get(word, 0):,}" for word in ("accepted", "duplicate", "rejected")),
     ]
 
 
-@click.command("destinations")
-@json_option
-@asks_api
-def destinations(api: Api, as_json: bool) -> int:
+def _origin(found: Mapping[str, Any]) -> str:
+    return "store" + ("" if found["enabled"] else ", disabled") if found["origin"] == "store" else found["origin"]
+
+
+def list_routes(api: Api, as_json: bool) -> int:
+    """Show every route: its ends and conditions."""
+    found = {"items": list(api.pages("routes")), "next": None}
+    head = ("id", Column("from", 6), Column("to", 6), Column("when", 8, spare=1), Column("origin", 6, spare=2))
+    return _list(found, head, _route_row, "no routes: add a [[route]]", as_json)
+
+
+def _route_row(found: Mapping[str, Any]) -> list[str]:
+    conditions = ", ".join(
+        f"{place} {one if isinstance(one, str) else ' or '.join(one)}" for place, one in found["when"].items()
+    )
+    return [found["id"] or "", text(found["from"]), text(found["to"]), text(conditions), _origin(found)]
+
+
+def list_destinations(api: Api, as_json: bool) -> int:
     """Show every destination: its address, its state, and when it is tried again."""
-    head = ("name", "kind", "address", "state", "pending", "leased", "dead", "oldest due", "retry")
+    head = (
+        Column("name", 8),
+        Column("kind", spare=3),
+        Column("address", 12, spare=1),
+        Column("state", 20),
+        "pending",
+        Column("leased", spare=2),
+        "dead",
+        "oldest due",
+        Column("retry", 8, spare=4),
+        Column("origin", 6, spare=5),
+    )
     if_empty = "no destinations: add a [destination.NAME] and a [[route]] to it"
-    return _list(api.get("destinations"), head, _destination_row, if_empty, as_json)
+    found = {"items": list(api.pages("destinations")), "next": None}
+    return _list(found, head, _destination_row, if_empty, as_json)
 
 
 def _destination_row(found: Mapping[str, Any]) -> list[str]:
@@ -150,6 +269,7 @@ def _destination_row(found: Mapping[str, Any]) -> list[str]:
         *(f"{found[word]:,}" for word in ("pending", "leased", "dead")),
         "" if oldest is None else show_duration(round(oldest)),
         found["retry"],
+        _origin(found),
     ]
 
 
@@ -162,13 +282,14 @@ def destination_state(found: Mapping[str, Any]) -> str:
 
 
 def list_dead(api: Api, destination: str | None, as_json: bool) -> int:
-    head = ("count", "destination", "cause", "first", "last", "sample")
+    head = ("count", Column("destination", 8), Column("cause", 20), Column("first", spare=1), "last", "sample")
     return _list(api.get("dead", destination=destination), head, _cause_row, "no dead letters", as_json)
 
 
 def _cause_row(cause: Mapping[str, Any]) -> list[str]:
-    first, last = moment(cause["first_at"]), moment(cause["last_at"])
-    return [f"{cause['count']:,}", text(cause["destination"]), text(cause["cause"], 80), first, last, cause["sample"]]
+    first, last = when(cause["first_at"]), when(cause["last_at"])
+    sample = id_of(cause["sample"])
+    return [f"{cause['count']:,}", text(cause["destination"]), text(cause["cause"], 80), first, last, sample]
 
 
 # -- stats -------------------------------------------------------------------------------------
@@ -177,26 +298,38 @@ def _cause_row(cause: Mapping[str, Any]) -> list[str]:
 @click.command("stats")
 @click.option("--since", default="24h", show_default=True, metavar="TIME", help="A duration ago, or an ISO time.")
 @click.option("--by", type=click.Choice(["source", "destination"]), help="The same for each of them.")
+@click.option("--account", metavar="ID", help="Of this account only.")
 @json_option
 @asks_api
-def stats(api: Api, since: str, by: str | None, as_json: bool) -> int:
+def stats(api: Api, since: str, by: str | None, account: str | None, as_json: bool) -> int:
     """Show what came, what became of it, and every watermark."""
-    found = api.get("stats", since=since, by=by)
-    return answer(found, _stats_lines(found, by), as_json=as_json)
+    found = api.get("stats", since=since, by=by, account=account)
+    if as_json:
+        return answer(found, (), as_json=True)
+    has_volumes = any(mark["name"].startswith(VOLUME) for mark in found["watermarks"])
+    sources = {one["name"]: one["preset"] for one in api.pages("sources")} if has_volumes else {}
+    say(_stats_lines(found, by, sources))
+    return 0
 
 
-def _stats_lines(stats: Mapping[str, Any], by: str | None) -> list[str]:
-    flows = ("total", "duplicates", "conflicts", "rejected", "retries", "replays")
+VOLUME: Final = "daily_volume."
+
+
+def _stats_lines(stats: Mapping[str, Any], by: str | None, presets: Mapping[str, str | None]) -> list[str]:
+    flows = ("duplicates", "conflicts", "rejected", "retries", "replays")
     lines = fields(
         {
             "since": moment(stats["since"]),
+            "events": f"{stats['total']:,} accepted",
             **{word: f"{stats[word]:,}" for word in flows},
             "deliveries": show_counts(stats["by_status"]) or "none",
             "dead now": click.style(f"{stats['dead']:,}", fg="red" if stats["dead"] else None),
-            "today": f"{stats['volume_today']:,}",
+            "today": f"{stats['volume_today']:,} events since midnight UTC",
         }
     )
-    lines += [_watermark(mark) for mark in stats["watermarks"]]
+    if stats["watermarks"]:
+        head = ("watermark", "level", "limit", "")
+        lines += ["", *table(head, [_watermark_row(mark, presets) for mark in stats["watermarks"]])]
     if by and stats["by"]:
         names = list(dict.fromkeys(word for counts in stats["by"].values() for word in counts))
         lines += ["", *_matrix((by, *(word.replace("_", " ") for word in names)), stats["by"], names)]
@@ -211,10 +344,19 @@ def _matrix(head: Sequence[str], rows: Mapping[str, Mapping[str, int]], columns:
     return table(head, [[text(row), *(f"{of.get(one, 0):,}" for one in columns)] for row, of in rows.items()])
 
 
-def _watermark(mark: Mapping[str, Any]) -> str:
+def _watermark_row(mark: Mapping[str, Any], presets: Mapping[str, str | None]) -> list[str]:
     level = "unknown" if mark["level"] is None else _level(mark["name"], mark["level"])
     word = click.style("crossed", fg="red") if mark["crossed"] else click.style("fine", fg="green")
-    return f"watermark {text(mark['name'])}: {level}, limit {_level(mark['name'], mark['limit'])}, {word}"
+    preset = presets.get(mark["name"].removeprefix(VOLUME)) if mark["name"].startswith(VOLUME) else None
+    if preset is not None and _volume_of(preset) == mark["limit"]:
+        word += "  (the preset's limit)"
+    return [text(mark["name"]), level, _level(mark["name"], mark["limit"]), word]
+
+
+def _volume_of(preset: str) -> int | None:
+    from oncehook import presets
+
+    return presets.load(preset).daily_volume if preset in presets.names() else None
 
 
 def _level(name: str, level: float) -> str:
@@ -239,19 +381,21 @@ class _Parts:
 
 
 @click.command("show")
-@click.argument("id")
+@click.argument("id", shell_complete=complete_id)
 @click.option("--body", is_flag=True, help="The body too, made readable.")
 @click.option("--headers", is_flag=True, help="The headers too; credentials are masked.")
 @click.option("--raw", is_flag=True, help="The body and nothing else, byte for byte.")
 @click.option("--diff", is_flag=True, help="How later arrivals of the event differ from the first, bodies included.")
 @click.option("--arrival", metavar="ID", help="With an event: body and headers as they came in this arrival (arr_…).")
+@wide_option
 @json_option
 @asks_api
 def show(api: Api, id: str, raw: bool, as_json: bool, **parts: Any) -> int:
-    """Show an event (evt_…) with its arrivals, a delivery (dlv_…) with its attempts, or a replay (rpl_…).
+    """Show an event (evt_…) with arrivals and attempts, a delivery (dlv_…) with its attempts, or a replay (rpl_…).
 
-    An attempt (att_…) is shown with its delivery. An event's first arrival (arr_…) is shown as the event; a later one,
-    duplicate or conflict, is found by its event: show evt_… --arrival arr_…
+    A short id (evt_…3a5d2c) is enough where it is the only one among recent ones. An attempt (att_…) is shown with its
+    delivery. An event's first arrival (arr_…) is shown as the event; a later one, duplicate or conflict, is found by
+    its event: show evt_… --arrival arr_…
     """
     kind = id.partition("_")[0]
     if kind not in ("evt", "dlv", "rpl", "arr", "att"):
@@ -259,13 +403,15 @@ def show(api: Api, id: str, raw: bool, as_json: bool, **parts: Any) -> int:
     is_event = kind in ("evt", "arr")
     if (any(parts.values()) and not (is_event or raw)) or (raw and kind == "rpl"):
         raise click.UsageError("--body, --headers, --diff and --arrival are about events (evt_…).")
+    whole = api.full_id(id)
     if kind == "rpl":
-        replay = api.get(at("replays", id))
+        replay = api.get(at("replays", whole))
         return answer(replay, replay_lines(replay), as_json=as_json)
     if is_event:
-        event_id = id if kind == "evt" else _event_of_arrival(api, id)
+        event_id = whole if kind == "evt" else _event_of_arrival(api, whole)
+        parts["arrival"] = _full_arrival(api, event_id, parts["arrival"])
         return _print_body(api, event_id, parts) if raw else _show_event(api, event_id, _Parts(**parts), as_json)
-    delivery = api.get(at("deliveries", id)) if kind == "dlv" else _delivery_of_attempt(api, id)
+    delivery = api.get(at("deliveries", whole)) if kind == "dlv" else _delivery_of_attempt(api, whole)
     return _print_body(api, delivery["event_id"], parts) if raw else _show_delivery(api, delivery, as_json)
 
 
@@ -276,6 +422,14 @@ def _print_body(api: Api, event_id: str, parts: Mapping[str, Any]) -> int:
 
 def _body_at(event_id: str, arrival: str | None) -> str:
     return at("events", event_id, *(("arrivals", arrival) if arrival else ()), "body")
+
+
+def _full_arrival(api: Api, event_id: str, arrival: str | None) -> str | None:
+    """Return the whole id of an arrival of this event that is named by its short one."""
+    if arrival is None or "…" not in arrival:
+        return arrival
+    ids = [one["id"] for one in api.get(at("events", event_id, "arrivals"))["items"]]
+    return next((one for one in ids if show_id(one) == arrival), arrival)
 
 
 def _event_of_arrival(api: Api, id: str) -> str:
@@ -330,7 +484,8 @@ def _show_event(api: Api, event_id: str, parts: _Parts, as_json: bool) -> int:
     if as_json:
         listed = [{**one, **_body_field(bodies.get(one["id"]))} for one in arrivals]
         return answer({**event, "arrivals": listed, **_body_field(body)}, (), as_json=True)
-    lines = [*event_lines(event), "", "arrivals", *(f"  {_arrival_line(one)}" for one in arrivals)]
+    lines = [*event_lines(event, link=api.link(at("events", event_id))), *_attempts_of(api, event)]
+    lines += ["", "arrivals", *(f"  {_arrival_line(one)}" for one in arrivals)]
     if parts.headers:
         lines += ["", "headers", *_header_lines(chosen)]
     if parts.diff:
@@ -346,9 +501,24 @@ def _body_field(body: bytes | None) -> dict[str, str]:
     return {} if body is None else {"body": body.decode("utf-8", "replace")}
 
 
-def event_lines(event: Mapping[str, Any]) -> list[str]:
+MOST_SHOWN: Final = 20
+"""Deliveries of an event whose attempts are listed."""
+
+
+def _attempts_of(api: Api, event: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for one in event["deliveries"][:MOST_SHOWN]:
+        if one["attempts"] or one["run"] > 1:
+            attempts = api.get(at("deliveries", one["id"], "attempts"))["items"]
+            lines += ["", f"attempts for {text(one['destination'])}"]
+            lines += [line for attempt in attempts for line in attempt_lines({**attempt, "answer": None})]
+    return lines
+
+
+def event_lines(event: Mapping[str, Any], link: str = "") -> list[str]:
     facts = {
         "source": text(event["source"]),
+        "account": text(event["account"]),
         "type": text(event["type"], 200),
         "key": text(event["key"], 1000),
         "subject": text(event["subject"], 1000),
@@ -358,25 +528,27 @@ def event_lines(event: Mapping[str, Any]) -> list[str]:
         "same body as": event["same_body_as"] or "",
         "size": count(event["size"], "byte"),
         "request": text(f"{event['method']} {event['target']}", 500),
+        "dashboard": link,
     }
     lines = [event["id"], *fields(facts, "  ")]
     if event["deliveries"]:
-        lines += ["", "deliveries", *(f"  {_delivery_line(one)}" for one in event["deliveries"])]
+        head = (Column("delivery"), Column("status", 12), Column("tried", 8), Column("", 16))
+        lines += ["", *table(head, map(_delivery_row, event["deliveries"]))]
     return lines
 
 
-def _delivery_line(delivery: Mapping[str, Any]) -> str:
+def _delivery_row(delivery: Mapping[str, Any]) -> list[str]:
     tried = f"run {delivery['run']}, attempt {delivery['attempts']}" if delivery["attempts"] else "not tried yet"
     due = f"next {next_moment(delivery['due_at'])}" if delivery["status"] == "pending" and delivery["due_at"] else ""
     failed = text(last_failure(delivery), 100) if delivery["status"] != "done" else ""
     status = f"{text(delivery['destination'])}: {state(delivery['status'], delivery['note'])}"
-    status += f", replayed by {delivery['replay_id']}" if delivery["replayed"] else ""
-    return join_columns(delivery["id"], status, tried, due, failed)
+    status += f", replayed by {id_of(delivery['replay_id'])}" if delivery["replayed"] else ""
+    return [id_of(delivery["id"]), status, tried, due or failed]
 
 
 def _arrival_line(arrival: Mapping[str, Any]) -> str:
     differs = "another body" if arrival["body_differs"] else ""
-    return join_columns(moment(arrival["at"]), state(arrival["outcome"]), differs, arrival["id"])
+    return join_columns(moment(arrival["at"]), state(arrival["outcome"]), differs, id_of(arrival["id"]))
 
 
 def _header_lines(arrival: Mapping[str, Any]) -> list[str]:
@@ -436,8 +608,12 @@ def attempt_lines(attempt: Mapping[str, Any]) -> list[str]:
     number = f"run {attempt['run']} attempt {attempt['attempt']}"
     outcome = state(attempt["outcome"]) + (f" {attempt['category']}" if attempt["category"] else "")
     code = f"HTTP {attempt['status']}" if attempt["status"] else ""
-    took = show_elapsed(attempt["duration"])
-    lines = ["  " + join_columns(moment(attempt["started_at"]), number, outcome, code, took, attempt["id"])]
+    took, attempt_id = show_elapsed(attempt["duration"]), attempt["id"] if room() is None else ""
+    lines = ["  " + join_columns(moment(attempt["started_at"]), number, outcome, code, took, attempt_id)]
+    if request := attempt["request"]:
+        times = attempt["times"] or {}
+        steps = [f"{name.replace('_', ' ')} {show_elapsed(took)}" for name, took in times.items() if took is not None]
+        lines.append(f"    > {request['method']} {text(request['url'], 300)}{'  ' if steps else ''}{', '.join(steps)}")
     lines += [f"    {text(one, 500)}" for one in (attempt["error"] or "").splitlines()]
     lines += [f"    | {text(one, 500)}" for one in (attempt["answer"] or "").splitlines()]
     if attempt["result"] is not None:
@@ -471,3 +647,30 @@ def replay_lines(replay: Mapping[str, Any]) -> list[str]:
 
 def rate_of(replay: Mapping[str, Any]) -> str:
     return "" if replay["rate"] is None else show_rate(replay["rate"])
+
+
+# -- open --------------------------------------------------------------------------------------
+
+
+@click.command("open")
+@click.argument("id", required=False, shell_complete=complete_id)
+@click.option("--print", "only_print", is_flag=True, help="Print the link; open nothing.")
+@asks_api
+def open_(api: Api, id: str | None, only_print: bool) -> int:
+    """Open the dashboard of the running server in your browser, logged in, or its page about ID (evt_…).
+
+    The link works once, on this machine, for ten minutes. Of a server elsewhere the address is opened, and its login
+    page asks.
+    """
+    api.connect_live()
+    page = "/"
+    if id is not None:
+        if not id.startswith("evt_"):
+            raise Misused(f"{text(id)} is no event.", hint="Pages are about events (evt_…).")
+        page = "/" + at("events", api.full_id(id))
+    link = api.login_link(page)
+    if not only_print and can_browse() and click.launch(link) == 0:
+        say([f"opened {link.partition('?')[0]}"], err=True)
+        return 0
+    say([link])
+    return 0

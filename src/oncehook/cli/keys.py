@@ -10,12 +10,13 @@ import click
 
 from oncehook.claims import Claim, Claims
 from oncehook.claims.client import ENVIRONMENT, KEEP, NAMESPACE, TTL, resolve_store
+from oncehook.cli.help import CommandGroup
 from oncehook.cli.options import json_option
 from oncehook.cli.output import answer, fields, text
 from oncehook.human import show_duration
 
 
-@click.group("keys")
+@click.group("keys", cls=CommandGroup)
 def keys() -> None:
     """Claim, commit, release and show keys by hand."""
 
@@ -40,7 +41,7 @@ def _takes_key(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--ttl", default=TTL, show_default=True, help="How long it holds.")
 @click.option("--payload", help="What it is for; another payload under the same key is refused.")
 def claim(claims: Claims, key: str, as_json: bool, ttl: str, payload: str | None) -> int:
-    """Be first with KEY: exit 0 and a token when it is new, 1 when it is in progress or done."""
+    """Claim KEY: exit 0 and a token when it is new, 1 when it is in progress or done."""
     found = claims.claim(key, ttl, payload)
     _print(key, found, as_json)
     return 0 if found.status == "new" else 1

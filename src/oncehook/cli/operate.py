@@ -23,13 +23,18 @@ import click
 
 from oncehook import clock
 from oncehook.cli.api import Api, Failed, Misused, Unreachable, asks_api, at
-from oncehook.cli.browse import destination_state, last_failure, list_dead, rate_of
-from oncehook.cli.options import json_option, yes_option
+from oncehook.cli.browse import QueryCommand, destination_state, last_failure, list_dead, rate_of
+from oncehook.cli.complete import complete_destination, complete_id, complete_query, complete_source
+from oncehook.cli.db import import_archive
+from oncehook.cli.help import CommandGroup
+from oncehook.cli.options import json_option, wide_option, yes_option
 from oncehook.cli.output import (
+    Column,
     Progress,
     answer,
     document,
     fields,
+    id_of,
     join_columns,
     moment,
     say,
@@ -37,6 +42,7 @@ from oncehook.cli.output import (
     state,
     table,
     text,
+    when,
 )
 from oncehook.human import count, show_duration
 from oncehook.private import open_private
@@ -60,9 +66,11 @@ class Selection:
     fresh_id: bool
 
     def body(self) -> dict[str, object]:
+        from oncehook.query import with_words  # imports much: --help must not wait for that
+
         again = self._is_replay
         request: dict[str, object] = {
-            "query": f"{self.query} replay:{self.ids[0]} status:dead".strip() if again else self.query,
+            "query": with_words(self.query, f"replay:{self.ids[0]} status:dead") if again else self.query,
             "ids": None if again else (list(self.ids) or None),
             "destination": self.to,
             "until": self.until,
@@ -91,9 +99,14 @@ class Selection:
 
 
 @click.command("replay")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--query", default="", metavar="QUERY", help="All deliveries that match, e.g. 'status:dead since:2h'.")
-@click.option("--to", metavar="DESTINATION", help="Only those for this destination.")
+@click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_id)
+@click.option(
+    "--query", default="", metavar="QUERY", shell_complete=complete_query,
+    help="All deliveries that match, e.g. 'status:dead since:2h'.",
+)  # fmt: skip
+@click.option(
+    "--to", metavar="DESTINATION", shell_complete=complete_destination, help="Only those for this destination."
+)
 @click.option(
     "--until", metavar="TIME", help="Only what was received before: 2026-11-16T10:00Z, or 2h for so long ago."
 )
@@ -109,6 +122,7 @@ class Selection:
 @click.option("--resume", "act", flag_value="resume", help="Let them go on.")
 @click.option("--abort", "act", flag_value="abort", help="End them; what is done stays done.")
 @click.option("--list", "act", flag_value="list", help="Show the latest replays.")
+@wide_option
 @json_option
 @asks_api
 def replay(
@@ -126,11 +140,12 @@ def replay(
 
     Shows what would happen, then asks. Live traffic goes first, and order within a subject is kept.
     """
-    selection = Selection(**options)
     if act == "list":
         found = list(api.pages("replays", most=50))
-        head = ("id", "state", "created", "planned", "done", "dead", "skipped", "by", "what")
-        return answer({"items": found}, table(head, map(_replay_row, found)), as_json=as_json)
+        return answer({"items": found}, table(_REPLAYS, map(_replay_row, found)), as_json=as_json)
+    options["ids"] = tuple(map(api.full_id, options["ids"]))
+    options["query"] = api.full_query([options["query"]])
+    selection = Selection(**options)
     if act is not None:
         return _change_replays(api, selection.ids, act, as_json)
     selection.check()
@@ -138,7 +153,7 @@ def replay(
     if dry_run:
         return answer(plan, plan_lines(plan), as_json=as_json)
     if not plan["total"] and request_key is None:
-        return _report_nothing(plan, named=bool(selection.ids), as_json=as_json)
+        return _report_nothing(plan, as_json=as_json)
     say(plan_lines(plan), err=True)
     if wait and api.transport.is_alone:
         raise Unreachable("Nobody works here, so there is nothing to wait for.", hint="Start `oncehook serve` first.")
@@ -171,9 +186,8 @@ def _start(api: Api, selection: Selection, plan: Mapping[str, Any], reason: str,
     return str(made["replay_id"])
 
 
-def _report_nothing(plan: Mapping[str, Any], *, named: bool, as_json: bool) -> int:
-    if named:
-        raise Failed("There is nothing to replay.", hint=_left_out(plan))
+def _report_nothing(plan: Mapping[str, Any], *, as_json: bool) -> int:
+    """Report that nothing can be replayed. That is no failure, by id as by query: all of it is where it should be."""
     if as_json:
         say([document({"replay_id": None, "total": 0})])
     say(["nothing to replay", *fields({"left out": _left_out(plan)}, "  ")], err=True)
@@ -219,16 +233,21 @@ def _change_replays(api: Api, ids: Sequence[str], act: str, as_json: bool) -> in
     )
 
 
+_REPLAYS: Final = (
+    "id", Column("state", 7), "created", "planned", "done", "dead",
+    Column("skipped", spare=3), Column("by", 5, spare=1), Column("reason", 8, spare=2), Column("query", 10),
+)  # fmt: skip
+
+
 def _replay_row(replay: Mapping[str, Any]) -> list[str]:
-    counts = [str(replay[word]) for word in ("planned", "done", "dead", "skipped")]
-    what = text(replay["reason"] or replay["query"])
     return [
-        replay["id"],
+        id_of(replay["id"]),
         state(replay["state"]),
-        moment(replay["created_at"]),
-        *counts,
+        when(replay["created_at"]),
+        *(f"{replay[word]:,}" for word in ("planned", "done", "dead", "skipped")),
         text(replay["actor"], 20),
-        what,
+        text(replay["reason"]),
+        text(replay["query"]),
     ]
 
 
@@ -251,14 +270,14 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         *fields(facts, "  "),
         *_sample(plan),
         *(f"  {text(note, 500)}" for note in plan["notes"]),
-        *fields({"again": text(plan["command"], 4000)}, "  "),
+        *fields({"same as": text(plan["command"], 4000)}, "  "),
     ]
 
 
 def _warning(recipient: Mapping[str, Any]) -> str:
     if recipient["kind"] == "gone":
         return click.style("no longer configured", fg="red")
-    notes = {"paused": "paused", "failing": "failing right now", "changed": "another address than before"}
+    notes = {"paused": "paused", "failing": "failed last", "changed": "another address than before"}
     return click.style(", ".join(note for word, note in notes.items() if recipient[word]), fg="yellow")
 
 
@@ -283,17 +302,27 @@ def _sample(plan: Mapping[str, Any]) -> list[str]:
         is_sent = message is not None and kinds.get(one["destination"]) == "sender"
         who = text(message["to"] if message is not None and is_sent else one["subject"])
         says = "" if message is None else f"“{text(message['text'], 60)}”"
-        status = [one["id"], state(one["status"], one["note"]), moment(one["received_at"]), text(one["type"])]
+        status = [id_of(one["id"]), state(one["status"], one["note"]), when(one["received_at"]), text(one["type"])]
         rows.append([*status, who, says, text(last_failure(one), 60)])
     more = [f"  … and {total - len(sample):,} more"] if total > len(sample) else []
-    return [*table((), rows, "  "), *more]
+    head = (
+        Column(""),
+        Column("", 6),
+        Column(""),
+        Column("", 12),
+        Column("", 8, spare=1),
+        Column("", 8),
+        Column("", 12),
+    )
+    return [*table(head, rows, "  "), *more]
 
 
 # -- dead letters ------------------------------------------------------------------------------
 
 
-@click.group("dead", invoke_without_command=True)
-@click.option("--destination", metavar="NAME", help="Only this one's.")
+@click.group("dead", cls=CommandGroup, invoke_without_command=True)
+@click.option("--destination", metavar="NAME", shell_complete=complete_destination, help="Only this one's.")
+@wide_option
 @json_option
 @asks_api
 def dead(api: Api, destination: str | None, as_json: bool) -> int:
@@ -303,8 +332,8 @@ def dead(api: Api, destination: str | None, as_json: bool) -> int:
     return list_dead(api, destination, as_json)
 
 
-@dead.command("discard")
-@click.argument("query", nargs=-1, required=True, metavar="QUERY")
+@dead.command("discard", cls=QueryCommand)
+@click.argument("query", nargs=-1, required=True, metavar="QUERY", shell_complete=complete_query)
 @click.option("--reason", required=True, help="Why; kept with each of them and in the audit log.")
 @click.option("--dry-run", is_flag=True, help="Show how many, and do nothing.")
 @yes_option
@@ -312,8 +341,10 @@ def dead(api: Api, destination: str | None, as_json: bool) -> int:
 @asks_api
 def discard(api: Api, query: tuple[str, ...], reason: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Close all dead letters that match QUERY, without replay. They can still be replayed later."""
+    from oncehook.query import with_words
+
     # Only what the plan has shown is closed: what dies while the question is on the screen stays open.
-    plan = api.post("replays/plan", {"query": " ".join([*query, "status:dead"])})
+    plan = api.post("replays/plan", {"query": api.full_query([with_words(" ".join(query), "status:dead")])})
     if dry_run:
         return answer({"matching": plan["total"], "query": plan["query"]}, [str(plan["total"])], as_json=as_json)
     discarded = {"discarded": 0}
@@ -331,22 +362,42 @@ def discard(api: Api, query: tuple[str, ...], reason: str, dry_run: bool, yes: b
 
 
 @click.command("pause")
-@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...")
+@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...", shell_complete=complete_destination)
 @click.option("--reason", default="", help="Why; shown beside it, and kept in the audit log.")
 @json_option
 @asks_api
 def pause(api: Api, names: Sequence[str], reason: str, as_json: bool) -> int:
     """Hold a destination back. Its deliveries wait; nothing is lost, and no attempt is counted."""
-    return _print_changed([api.post(at("destinations", name, "pause"), {"reason": reason}) for name in names], as_json)
+    return _print_changed([_change(api, name, "pause", {"reason": reason}) for name in names], as_json)
 
 
 @click.command("resume")
-@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...")
+@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...", shell_complete=complete_destination)
 @json_option
 @asks_api
 def resume(api: Api, names: Sequence[str], as_json: bool) -> int:
     """Resume a destination."""
-    return _print_changed([api.post(at("destinations", name, "resume")) for name in names], as_json)
+    return _print_changed([_change(api, name, "resume") for name in names], as_json)
+
+
+def _change(api: Api, name: str, act: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Pause or resume a destination; where nothing is called alike, say how to name the program that defines it."""
+    try:
+        return api.post(at("destinations", name, act), body)
+    except Failed as error:
+        if type(error) is Failed and not error.hint and api.knows_no_program:
+            raise Failed(error.message, hint="What a program defines is known with --app module:inbox.") from error
+        raise
+
+
+@click.command("mark")
+@click.argument("label", metavar="TEXT")
+@json_option
+@asks_api
+def mark(api: Api, label: str, as_json: bool) -> int:
+    """Mark this moment in every chart: a deploy, a change of settings."""
+    made = api.post("marks", {"text": label})
+    return answer(made, [join_columns(moment(made["at"]), text(made["text"]))], as_json=as_json)
 
 
 def _print_changed(changed: Sequence[Mapping[str, Any]], as_json: bool) -> int:
@@ -360,22 +411,38 @@ _ERASED: Final = ("events", "deliveries", "attempts", "arrivals", "batches", "sh
 
 
 @click.command("erase")
-@click.option("--subject", required=True, metavar="SUBJECT", help="Whose events, exactly as events show it.")
-@click.option("--source", metavar="NAME", help="Only this source's: two may use the same text for different things.")
+@click.option("--subject", metavar="SUBJECT", help="Whose events, exactly as events show it.")
+@click.option("--account", metavar="ID", help="Only this account's; without --subject, all of its events.")
+@click.option(
+    "--source", metavar="NAME", shell_complete=complete_source,
+    help="Only this source's: two may use the same text for different things.",
+)  # fmt: skip
 @click.option("--reason", default="", help="Why; kept in the audit log, so do not name the subject in it.")
 @click.option("--dry-run", is_flag=True, help="Show how much there is, and do nothing.")
 @yes_option
 @json_option
 @asks_api
-def erase(api: Api, subject: str, source: str | None, reason: str, dry_run: bool, yes: bool, as_json: bool) -> int:
-    """Erase bodies, headers, keys and subject of all events of SUBJECT, and what was answered to them.
+def erase(
+    api: Api,
+    subject: str | None,
+    account: str | None,
+    source: str | None,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Erase bodies, headers, keys and subject of all events of SUBJECT or account ID, and what was answered to them.
 
     Open deliveries are discarded first. That the events were there stays, and so do the hashes of their keys: a late
-    copy is still a duplicate. Nothing brings the rest back. A run that was cut off goes on when it is run again.
+    copy is still a duplicate. Nothing brings the rest back. If interrupted, run it again to finish.
     """
     if not dry_run and not reason.strip():
         raise click.UsageError("Why? Say --reason; it is kept in the audit log.")
-    request = {"subject": subject, **({"source": source} if source else {})}
+    if not (subject or account):
+        raise click.UsageError("Whose events? Say --subject, or --account for all of an account's.")
+    named = {"subject": subject, "account": account, "source": source}
+    request = {word: value for word, value in named.items() if value}
     found = api.post("erase", {**request, "dry_run": True})
     if dry_run:
         return answer(found, _erasure_lines(found), as_json=as_json)
@@ -385,7 +452,8 @@ def erase(api: Api, subject: str, source: str | None, reason: str, dry_run: bool
     erased = _erase_all(api, {**request, "reason": reason}, found["events"])
     answer(erased, [f"erased {count(erased['events'], 'event')}"], as_json=as_json)
     if not as_json:
-        say([f"  audit: erase subject {erased['subject_hash']}"], err=True)
+        noted = f"subject {erased['subject_hash']}" if subject else f"account {account}"
+        say([f"  audit: erase {noted}"], err=True)
     return 0
 
 
@@ -425,14 +493,17 @@ Row = tuple[int, Sequence[str]]
 """The number of a line, and the parts of its key; no parts where one is empty."""
 
 
-@click.group("import")
+@click.group("import", cls=CommandGroup)
 def import_() -> None:
-    """Import keys that were processed elsewhere, so that the first day has no duplicates."""
+    """Import keys that were processed elsewhere, definitions, or archived events."""
+
+
+import_.add_command(import_archive)
 
 
 @import_.command("keys")
 @click.argument("file", type=click.File("rb"))
-@click.option("--source", required=True, metavar="NAME", help="Whose keys they are.")
+@click.option("--source", required=True, metavar="NAME", shell_complete=complete_source, help="Whose keys they are.")
 @click.option(
     "--column", "columns", multiple=True, metavar="NAME",
     help="The column of the key (CSV, JSON lines); repeated for a composite key, in its order.",
@@ -452,8 +523,6 @@ def import_keys(
     """Make every id in FILE (- for stdin) a key that SOURCE has seen: what arrives with one is a duplicate.
 
     A key that is known is left alone: the same file may be imported again.
-
-    For example: oncehook import keys processed.csv --source stripe --column event_id
     """
     counts = {"read": 0, "new": 0, "known": 0, "skipped": 0}
     sample: list[str] = []
@@ -566,8 +635,8 @@ def _parts(values: Sequence[str]) -> Sequence[str]:
 # -- export ------------------------------------------------------------------------------------
 
 
-@click.command("export")
-@click.argument("query", nargs=-1, metavar="[QUERY]")
+@click.command("export", cls=QueryCommand)
+@click.argument("query", nargs=-1, metavar="[QUERY]", shell_complete=complete_query)
 @click.option(
     "--output",
     "-o",
@@ -583,14 +652,18 @@ def _parts(values: Sequence[str]) -> Sequence[str]:
     show_default=True,
     help="JSON as JSON and the rest as base64; always base64, which keeps every byte; or left out.",
 )
+@click.option("--definitions", is_flag=True, help="Instead: the stored sources, destinations and routes, as TOML.")
 @asks_api
-def export(api: Api, query: tuple[str, ...], output: Path | None, encoding: str) -> int:
+def export(api: Api, query: tuple[str, ...], output: Path | None, encoding: str, definitions: bool) -> int:
     """Write events as JSON lines, newest first: all, or those that match QUERY.
 
-    For example: oncehook export source:stripe since:30d > stripe.jsonl
+    With --definitions: what is stored beside the settings file, as TOML that `import definitions` reads. No secret is
+    written.
     """
+    if definitions:
+        return _export_definitions(api, query, output)
     with Progress("exporting", unit="events") as bar, _open_output(output) as file:
-        for listed in api.pages("events", query=" ".join(query)):
+        for listed in api.pages("events", query=api.full_query(query)):
             event = api.get(at("events", listed["id"]))
             if encoding != "none":
                 event |= _encode_body(api.raw(at("events", listed["id"], "body")), encoding)
@@ -598,6 +671,17 @@ def export(api: Api, query: tuple[str, ...], output: Path | None, encoding: str)
             click.echo(json.dumps(event), file=file)
             bar.add(1)
     say([f"exported {count(bar.done, 'event')}"], err=True)
+    return 0
+
+
+def _export_definitions(api: Api, query: tuple[str, ...], output: Path | None) -> int:
+    from oncehook.cli.define import write_definitions
+
+    if query:
+        raise Misused("Definitions are exported as a whole.", hint="Leave out the query.")
+    with _open_output(output) as file:
+        for line in write_definitions(api):
+            click.echo(line, file=file)
     return 0
 
 

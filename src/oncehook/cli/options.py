@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from oncehook.cli.help import add_help
 from oncehook.errors import ConfigError
 
 if TYPE_CHECKING:  # settings and inbox import nearly everything: a command's --help must not wait for that
     from oncehook.inbox import Inbox
     from oncehook.settings import Config, Loaded, ServerConfig
 
-SHARED: Final = {"--config", "--server", "--token-env", "--json", "--quiet", "--verbose"}
+SHARED: Final = {"--app", "--config", "--server", "--token-env", "--json", "--wide", "--quiet", "--verbose"}
 """Options that mean the same everywhere: one variable sets them for every command."""
 
 config_option = click.option(
@@ -25,9 +28,7 @@ config_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Settings file, instead of ./oncehook.toml.",
 )
-app_option = click.option(
-    "--app", metavar="MODULE:INBOX", help="The inbox that a program makes, instead of the settings'."
-)
+app_option = click.option("--app", metavar="MODULE:INBOX", help="The inbox that a program makes, as in app:inbox.")
 json_option = click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
 json_lines_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
@@ -36,6 +37,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask. Needed where 
 class Voice:
     quiet = False
     verbose = False
+    wide = False
 
     @property
     def log_level(self) -> str | None:
@@ -44,6 +46,31 @@ class Voice:
 
 
 voice: Final = Voice()
+
+wide_option = click.option(
+    "--wide",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, option, value: setattr(voice, "wide", value),
+    help="Every column in full: whole ids, exact times.",
+)
+
+T = TypeVar("T")
+
+
+def takes_app(function: Callable[..., T]) -> Callable[..., T]:
+    """Give a command its program as APP or as --app; the function gets it as `app`."""
+
+    @click.argument("target", required=False, metavar="[APP]")
+    @app_option
+    @functools.wraps(function)
+    def run(target: str | None, app: str | None, **rest: Any) -> T:
+        said = click.get_current_context().get_parameter_source("app") is ParameterSource.COMMANDLINE
+        if target and said and target != app:
+            raise click.UsageError(f"APP is {target}, and --app is {app}: one of them is enough.")
+        return function(app=target or app, **rest)
+
+    return run
 
 
 def add_shared_options(command: click.Command, *names: str) -> click.Command:
@@ -56,6 +83,9 @@ def add_shared_options(command: click.Command, *names: str) -> click.Command:
     for option in command.params:
         if isinstance(option, click.Option):
             _name_variable(option, names)
+    if not getattr(command, "has_help", False):  # the table of commands may be read more than once
+        add_help(command, names)
+        command.has_help = True  # type: ignore[attr-defined]
     return command
 
 
@@ -83,7 +113,6 @@ def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
         longest = max(option.opts, key=len)
         words = [] if longest in SHARED else list(names)
         option.envvar = "_".join(["ONCEHOOK", *words, longest.lstrip("-")]).upper().replace("-", "_")
-    option.show_envvar = True
 
 
 # -- the inbox ---------------------------------------------------------------------------------
@@ -113,7 +142,7 @@ def _from_settings(config_file: Path | None, flags: Mapping[str, object] | None)
 
     loaded = load(config_file, flags=flags)
     warn(loaded.warnings)
-    inbox = Inbox.from_config(loaded.config)
+    inbox = Inbox.from_loaded(loaded)
     if loaded.origin is not None or inbox.sources:
         return Setup(inbox, loaded, loaded.config, str(loaded.origin or "environment"))
     from oncehook.settings import development

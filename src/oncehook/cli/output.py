@@ -1,22 +1,26 @@
 """Printed answers: aligned tables, fields, moments and a progress bar; untrusted text cannot move the cursor.
 
-Commands hand in the API's own fields and print the lines that come back. Click adds colour: on a terminal only, never
-with NO_COLOR.
+Commands hand in the API's own fields and print the lines that come back. On a terminal tables fit its width: short ids,
+relative times, long cells cut, columns left out; in a pipe and with --wide everything is printed in full. Click adds
+colour: on a terminal only, never with NO_COLOR.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
 from oncehook import clock
 from oncehook.cli.options import voice
-from oncehook.human import show_duration, show_moment
+from oncehook.human import show_ago, show_duration, show_id, show_moment
 from oncehook.logs import plain
 
 COLORS: Final = {
@@ -61,6 +65,15 @@ def json_line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def can_browse() -> bool:
+    """Tell whether a browser can be opened: there is a screen, and somebody in front of it.
+
+    Without a screen, a text browser would take over the terminal.
+    """
+    has_screen = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return has_screen and sys.stderr.isatty()
+
+
 # -- values ------------------------------------------------------------------------------------
 
 
@@ -75,12 +88,25 @@ def moment(value: str | None) -> str:
     return show_moment(datetime.fromisoformat(value), "seconds") if value else ""
 
 
+def when(value: str | None) -> str:
+    """Format a time of the past for a table: how long ago on a terminal, otherwise as `moment`."""
+    if not value or room() is None:
+        return moment(value)
+    return show_ago(datetime.fromisoformat(value), clock.now_utc())
+
+
+def id_of(value: str | None) -> str:
+    """Format an id for a table: short on a terminal, otherwise in full."""
+    return "" if not value else value if room() is None else show_id(value)
+
+
 def next_moment(value: str | None) -> str:
     """Format a time to come, and how long it is until then."""
     if not value:
         return ""
     left = (datetime.fromisoformat(value) - clock.now_utc()).total_seconds()
-    return f"{moment(value)} ({f'in {show_duration(round(left))}' if left >= 1 else 'now'})"
+    until = f"in {show_duration(round(left))}" if left >= 1 else "now"
+    return f"{moment(value)} ({until})" if room() is None else until
 
 
 def state(word: str, note: str | None = None) -> str:
@@ -108,15 +134,79 @@ def readable(body: bytes, *, sort: bool = False) -> list[str]:
 # -- layout ------------------------------------------------------------------------------------
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> list[str]:
-    """Align rows below a header, which may be empty."""
-    lines = [*([[click.style(name, dim=True) for name in head]] if head else []), *rows]
-    widths = [max(len(click.unstyle(entry)) for entry in column) for column in zip(*lines, strict=True)]
-    return [indent + _pad(row, widths) for row in lines]
+class Column(NamedTuple):
+    """A column that may give way on a narrow terminal."""
+
+    name: str
+    least: int | None = None
+    """The width to which it may be cut; None: never cut."""
+    spare: int = 0
+    """Columns of a higher number are left out first; 0: never left out."""
+
+
+def room() -> int | None:
+    """Return the width that tables must fit; None where they are printed in full."""
+    return None if voice.wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+
+
+def table(
+    head: Sequence[str | Column], rows: Iterable[Sequence[str]], indent: str = "", width: int | None = None
+) -> list[str]:
+    """Align rows below a header, within `width` or the terminal's; without a header they are never cut."""
+    body = [list(row) for row in rows]
+    columns = [Column(one) if isinstance(one, str) else one for one in head]
+    names = [[click.style(one.name, dim=True) for one in columns]] if any(one.name for one in columns) else []
+    lines = [*names, *body]
+    if not lines:
+        return []
+    widths = [max(map(_length, column)) for column in zip(*lines, strict=True)]
+    limit = room() if width is None else width
+    if limit is None or not head:
+        return [indent + _pad(line, widths) for line in lines]
+    limit -= len(indent)
+    used = [n for n in range(len(columns)) if any(row[n] for row in body)]
+    kept = _fit(columns, widths, used, limit)
+    shown = [[cut(line[n], widths[n]) for n in kept] for line in lines]
+    return [indent + cut(_pad(line, [widths[n] for n in kept]), limit) for line in shown]
+
+
+def _fit(columns: Sequence[Column], widths: list[int], kept: list[int], limit: int) -> list[int]:
+    """Return those columns that there is room for, and cut the widths of those that may be cut."""
+    least = [width if one.least is None else min(one.least, width) for one, width in zip(columns, widths, strict=True)]
+
+    def excess(sizes: Sequence[int]) -> int:
+        return sum(sizes[n] for n in kept) + 2 * (len(kept) - 1) - limit
+
+    while excess(least) > 0 and any(columns[n].spare for n in kept):
+        kept.remove(max(kept, key=lambda n: columns[n].spare))
+    while excess(widths) > 0 and (cuttable := [n for n in kept if widths[n] > least[n]]):
+        widths[max(cuttable, key=lambda n: widths[n])] -= 1
+    return kept
+
+
+_CODE: Final = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+def cut(line: str, width: int) -> str:
+    """Cut a line to a width; colours stay, and end where the line does."""
+    if _length(line) <= width:
+        return line
+    kept, left = [], max(width - 1, 0)
+    for piece in _CODE.split(line):
+        if _CODE.fullmatch(piece):
+            kept.append(piece)
+        elif left:
+            kept.append(piece[:left] if len(piece) < left else piece[:left] + ("…" if width else ""))
+            left -= min(len(piece), left)
+    return "".join(kept)
+
+
+def _length(entry: str) -> int:
+    return len(click.unstyle(entry))
 
 
 def _pad(row: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [entry + " " * (width - len(click.unstyle(entry))) for entry, width in zip(row, widths, strict=True)]
+    padded = [entry + " " * (width - _length(entry)) for entry, width in zip(row, widths, strict=True)]
     return "  ".join(padded).rstrip()
 
 

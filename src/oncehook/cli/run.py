@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from oncehook.cli.options import Setup, build_setup, config_option, voice
-from oncehook.cli.output import say
+from oncehook.cli.complete import complete_destination
+from oncehook.cli.options import Setup, build_setup, config_option, takes_app, voice
+from oncehook.cli.output import can_browse, say
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import set_up_logging
 from oncehook.notify import supervise
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oncehook.settings")
 
-app_argument = click.argument("app", required=False)
 log_level_option = click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What to log."
 )
@@ -42,7 +42,7 @@ log_level_option = click.option(
 
 
 @click.command("serve")
-@app_argument
+@takes_app
 @config_option
 @click.option("--host", help="Address to listen on (default: 127.0.0.1).")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on (default: 4020; 0: any).")
@@ -77,6 +77,7 @@ def serve(
         arguments += [f"{name}={value}" for name, value in values.items() if value is not None]
         files = [config_file or Path("oncehook.toml"), Path("pyproject.toml")]
         return _serve_reloading(arguments, files, at_first=["--open"] if open_ else [])
+    from oncehook.settings.stored import make_key_file
     from oncehook.settings.values import is_loopback
 
     # As flags of the settings, so that the checks see the address that is really listened on (S28).
@@ -86,6 +87,8 @@ def serve(
     setup = _build(app, config_file, settings)
     if setup.development and not is_loopback(setup.config.server.host):
         raise ConfigError("Without settings, serve listens on this machine only.", hint="Write an oncehook.toml first.")
+    if setup.development:
+        make_key_file(setup.config.store)
     restart = Restart(app, config_file, settings)
     restart.run(_serve(setup, restart, work=not no_worker, ui=not no_ui, browse=open_), setup.inbox)
     return 0
@@ -157,10 +160,13 @@ def _greet(setup: Setup, address: str, link: str | None) -> None:
 
 
 @click.command("worker")
-@app_argument
+@takes_app
 @config_option
 @click.option("--concurrency", type=click.IntRange(1), default=1000, help="Attempts at once, over all destinations.")
-@click.option("--destination", "only", multiple=True, help="Work for this destination only; may be repeated.")
+@click.option(
+    "--destination", "only", multiple=True, shell_complete=complete_destination,
+    help="Work for this destination only; may be repeated.",
+)  # fmt: skip
 @click.option("--drain", is_flag=True, help="Stop when nothing is left to do, retries included.")
 @click.option("--listen", metavar="HOST:PORT", help="Answer /livez, /readyz and /metrics here.")
 @log_level_option
@@ -415,7 +421,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 @click.command("demo")
 @click.option("--seconds", type=click.FloatRange(min=0), help="Stop by itself after this long.")
-@click.option("--rate", type=click.FloatRange(0.1, 100), default=3.0, show_default=True, help="Hooks a second.")
+@click.option("--rate", type=click.FloatRange(0.1, 100), default=0.2, show_default=True, help="Hooks a second.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on (default: 4020, or any when that is taken)."
 )
@@ -423,6 +429,8 @@ def _python_files(folder: Path) -> Iterator[Path]:
 def demo(seconds: float | None, rate: float, port: int | None, no_open: bool) -> None:
     """Run a living inbox until Ctrl-C, in a folder that is removed at the end. With -v, a line for every arrival and
     every attempt."""
+    say(["  preparing  a day of history; a few seconds"], err=True)
+
     import shutil
     import tempfile
 
@@ -431,9 +439,7 @@ def demo(seconds: float | None, rate: float, port: int | None, no_open: bool) ->
     from oncehook.demo.running import free_port, run
 
     free = free_port(port)
-    # A text browser would take over the terminal: a screen is needed, and somebody in front of it.
-    has_screen = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    browse = not no_open and has_screen and sys.stderr.isatty()
+    browse = not no_open and can_browse()
     folder = Path(tempfile.mkdtemp(prefix="oncehook-demo-"))
     try:
         uvloop.run(run(folder, seconds, rate, free, browse=browse, verbose=voice.verbose))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,12 +15,13 @@ from urllib.parse import urlsplit
 import click
 
 from oncehook import clock
-from oncehook.cli.api import Api, Failed, asks_api, at, check_known, no_answer
-from oncehook.cli.options import address_of, app_option, build_setup, config_option, json_lines_option
-from oncehook.cli.output import join_columns, json_line, say, text
+from oncehook.cli.api import Api, Failed, asks_api, at, check_known, no_answer, running_address
+from oncehook.cli.complete import complete_sample, complete_sendable, complete_source
+from oncehook.cli.options import app_option, build_setup, config_option, json_lines_option, wide_option
+from oncehook.cli.output import id_of, join_columns, json_line, room, say, text
 from oncehook.cli.tail import CONNECTION, Feed, Moment, first_id, moment_line, open_feed
 from oncehook.errors import ConfigError
-from oncehook.human import show_elapsed
+from oncehook.human import show_elapsed, suggest
 
 if TYPE_CHECKING:  # presets import much: --help must not wait for that
     from oncehook.model import Arrival
@@ -27,14 +29,21 @@ if TYPE_CHECKING:  # presets import much: --help must not wait for that
 
 
 @click.command("send")
-@click.argument("source", required=False)
-@click.argument("type", required=False)
+@click.argument("source", required=False, shell_complete=complete_sendable)
+@click.argument("type", required=False, shell_complete=complete_sample)
 @config_option
 @app_option
-@click.option("--to", "url", help="Where to send it (default: the server of these settings).")
+@click.option(
+    "--to", "url", metavar="URL",
+    help="Where to send it: a server's address, or that of its source (default: the running server).",
+)  # fmt: skip
 @click.option(
     "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Body to send instead of a sample."
 )
+@click.option(
+    "--set", "changes", multiple=True, metavar="PATH=VALUE",
+    help="Change a value of the body before it is signed: data.object.amount=5; may be repeated.",
+)  # fmt: skip
 @click.option("--batch", is_flag=True, help="Several events in one request, where the provider batches (TYPE batch).")
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=1, help="Send the very same hook this often.")
 @click.option("--bad-signature", is_flag=True, help="Sign it wrongly, to see it refused.")
@@ -47,6 +56,7 @@ def send(
     app: str | None,
     url: str | None,
     file: Path | None,
+    changes: tuple[str, ...],
     batch: bool,
     repeat: int,
     bad_signature: bool,
@@ -55,7 +65,8 @@ def send(
 ) -> int:
     """Send a hook of TYPE to SOURCE, signed as its sender would.
 
-    With --to, SOURCE may also be a preset that is not configured here: it is then signed with the development secret.
+    It goes to the server that is running here, on whichever port. With --to, SOURCE may also be a preset that is not
+    configured here: it is then signed with the development secret.
     """
     setup = build_setup(app, config_file)
     known = setup.inbox.sources
@@ -70,11 +81,17 @@ def send(
             f'"{source}" is a preset, but no source of these settings.', hint="Say where to send it with --to URL."
         )
     chosen = _choose(known, source)
-    target = url or f"{address_of(setup.config.server)}/in/{chosen.path}"
-    arrival = _build_arrival(chosen, "batch" if batch else type, file, target, bad_signature)
+    target = _address(url or running_address(setup.config), chosen)
+    arrival = _build_arrival(chosen, "batch" if batch else type, file, changes, target, bad_signature)
     statuses = [_post(target, arrival, as_json) for _ in range(repeat)]
     expected = range(400, 500) if bad_signature else range(200, 300)
     return 0 if all(status in expected for status in statuses) else 1
+
+
+def _address(url: str, source: Source) -> str:
+    """Return where to send: below a server's own address, the source's place."""
+    base = url.rstrip("/")
+    return f"{base}/in/{source.path}" if not urlsplit(base).path and not urlsplit(base).query else url
 
 
 def _preset_names() -> list[str]:
@@ -89,16 +106,20 @@ def _choose(sources: Mapping[str, Source], name: str) -> Source:
     if name in sources:
         return sources[name]
     if name not in _preset_names():
-        raise ConfigError(f'There is no source "{name}".', hint=f"There are: {', '.join(sources)}.")
+        raise ConfigError(f'There is no source "{name}".', hint=suggest(name, [*sources, *_preset_names()]))
     return development.source(name)
 
 
-def _build_arrival(source: Source, kind: str | None, file: Path | None, url: str, forge: bool) -> Arrival:
+def _build_arrival(
+    source: Source, kind: str | None, file: Path | None, changes: Sequence[str], url: str, forge: bool
+) -> Arrival:
     from oncehook import samples
 
     known = source.preset.samples if source.preset else {}
     kind = kind or next(iter(known), "hello")
     arrival = samples.draft(source, kind, body=file.read_bytes() if file else None)
+    for change in changes:
+        arrival = samples.change(arrival, change)
     signed = samples.sign(source, arrival, url=samples.signed_url(source, url), forge=forge)
     host = urlsplit(url).netloc.rpartition("@")[2].encode()
     present = {name for name, _ in signed.headers}
@@ -132,12 +153,20 @@ def _list_samples(sources: Mapping[str, Source], *, others: bool) -> int:
     from oncehook import presets
 
     for name, source in sources.items():
-        say([f"{name:<20} {', '.join(source.preset.samples) if source.preset else 'any type'}"])
+        say([_sample_line(name, source.preset.samples if source.preset else ["any type"])])
     more = [name for name in _preset_names() if name not in sources] if others else []
     if more:
         say(["Not configured here, with --to URL:"], err=True)
-    say(f"{name:<20} {', '.join(presets.load(name).samples)}" for name in more)
+    say(_sample_line(name, presets.load(name).samples) for name in more)
     return 0
+
+
+def _sample_line(name: str, kinds: Iterable[str]) -> str:
+    """Format a source and what can be sent to it; on a terminal, broken between names only."""
+    line, width = f"{name:<20} {', '.join(kinds)}", room()
+    if width is None:
+        return line
+    return textwrap.fill(line, width, subsequent_indent=" " * 21, break_long_words=False, break_on_hyphens=False)
 
 
 SKEW: Final = timedelta(seconds=30)
@@ -145,12 +174,13 @@ SKEW: Final = timedelta(seconds=30)
 
 
 @click.command("forward")
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @click.option(
     "--to", "url", required=True, metavar="URL", help="Where to send them, as in http://localhost:8000/hooks."
 )
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only of this type (message.*); may be repeated.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="Seconds.")
+@wide_option
 @json_lines_option
 @asks_api
 def forward(api: Api, source: str, url: str, types: tuple[str, ...], timeout: float, as_json: bool) -> int:
@@ -182,7 +212,7 @@ def _sent_line(sent: Mapping[str, Any]) -> str:
     color = "green" if status is not None and 200 <= status < 300 else "red"
     answer = click.style(f"→ {status} in {show_elapsed(sent['duration_s'])}" if status else "→ no answer", fg=color)
     now = clock.now_utc().astimezone().strftime("%H:%M:%S")
-    return join_columns(now, sent["event_id"], text(sent["type"]), answer, text(sent["error"], 80))
+    return join_columns(now, id_of(sent["event_id"]), text(sent["type"]), answer, text(sent["error"], 80))
 
 
 class Relay:

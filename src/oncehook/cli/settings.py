@@ -1,6 +1,7 @@
 """Commands about the settings: config, init, token, doctor and health.
 
-Problems are lines on stderr and exit code 1; what was asked for goes to stdout. Only `token` prints a secret, once.
+Problems are lines on stderr; the exit code is 2 for wrong settings, as `serve` has it, and 1 for checks that fail.
+What was asked for goes to stdout. Only `token` prints a secret, once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,9 @@ import click
 
 from oncehook import clock
 from oncehook.cli.api import Failed, no_answer
-from oncehook.cli.options import address_of, build_setup, config_option, json_option, warn
+from oncehook.cli.complete import complete_preset
+from oncehook.cli.help import CommandGroup
+from oncehook.cli.options import address_of, app_option, build_setup, config_option, json_option, takes_app, warn
 from oncehook.cli.output import answer, document, json_line, say, table
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.human import count, suggest
@@ -47,18 +50,18 @@ _existing_config_option = click.option(
 NO_FILE: Final = "no settings file here, defaults hold"
 
 
-@click.group("config")
+@click.group("config", cls=CommandGroup)
 def config() -> None:
     """Check, show and describe the settings."""
 
 
 @config.command("check")
-@click.argument("app", required=False)
+@takes_app
 @_existing_config_option
 @json_option
 @click.option("--without-secrets", is_flag=True, help="Do not ask whether secrets are set: for CI, which has none.")
 def check(app: str | None, config_file: Path | None, as_json: bool, without_secrets: bool) -> int:
-    """Find everything that is wrong with the settings, and with APP (module:inbox) beside them; exit 1 if so."""
+    """Find everything that is wrong with the settings, and with APP (module:inbox) beside them; exit 2 if so."""
     from oncehook.settings import load
 
     if app and without_secrets:
@@ -128,9 +131,11 @@ def _refuse(error: ConfigError, as_json: bool) -> int:
     if as_json:
         say([document({"ok": False, "problems": problems})])
     else:
-        for line in [*problems, *([f"  {error.hint}"] if error.hint else [])]:
-            click.echo(line, err=True)
-    return 1
+        for place, colon, sentence in (line.partition(": ") for line in problems):
+            click.echo(f"{click.style(place, bold=True)}{colon}{sentence}", err=True)
+        if error.hint:
+            click.echo(f"  {click.style(error.hint, dim=True)}", err=True)
+    return 2
 
 
 def _origin(loaded: Loaded) -> str | None:
@@ -146,10 +151,14 @@ def _summary(*named: Iterable[object]) -> str:
 
 PYTHON: Final = "python"
 SQLITE: Final = "sqlite:./oncehook.db"
+NOTHING_WRITTEN: Final = "Nothing was written."
 
 
 @click.command("init")
-@click.option("--from", "origins", multiple=True, metavar="PRESET", help="Where hooks come from; may be repeated.")
+@click.option(
+    "--from", "origins", multiple=True, metavar="PRESET", shell_complete=complete_preset,
+    help="Where hooks come from; may be repeated.",
+)  # fmt: skip
 @click.option("--to", "goal", metavar="URL", help="Where they go: a web address, or the word python for a handler.")
 @click.option("--store", metavar="URL", help="Which store: sqlite:./oncehook.db or postgresql://…")
 @click.option(
@@ -158,15 +167,25 @@ SQLITE: Final = "sqlite:./oncehook.db"
 )  # fmt: skip
 def init(origins: tuple[str, ...], goal: str | None, store: str | None, file: Path) -> int:
     """Ask three questions and write an oncehook.toml."""
+    from oncehook import presets
+
     if file.exists():
         raise Failed(f"{file} is there already, and stays as it is.", hint="Write another one with --file NAME.")
     if not (origins and goal and store) and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError("There is no terminal to ask on; say --from, --to and --store.")
-    origins = origins or _ask_origins()
-    goal = goal or click.prompt(
-        "Where do they go? A web address, or the word python for a handler of yours", PYTHON, err=True
+    if not origins:
+        say([f"known senders: {', '.join(presets.names())}"], err=True)
+        asked = "Where do hooks come from? One or several, generic for any other"
+        origins = _read_names(_ask(asked, "generic", lambda names: page(_read_names(names), PYTHON, SQLITE)))
+    chosen = origins
+    goal = goal or _ask(
+        "Where do they go? A web address, or the word python for a handler of yours",
+        PYTHON,
+        lambda goal: page(chosen, goal, SQLITE),
     )
-    store = store or click.prompt("Which store? sqlite:FILE or postgresql://HOST/DATABASE", SQLITE, err=True)
+    store = store or _ask(
+        "Which store? sqlite:FILE or postgresql://HOST/DATABASE", SQLITE, lambda store: page(chosen, PYTHON, store)
+    )
     text = page(origins, goal, store)
     _check_page(text)
     with file.open("x", encoding="utf-8") as new:
@@ -176,12 +195,21 @@ def init(origins: tuple[str, ...], goal: str | None, store: str | None, file: Pa
     return 0
 
 
-def _ask_origins() -> tuple[str, ...]:
-    from oncehook import presets
+def _ask(question: str, default: str, write: Callable[[str], str]) -> str:
+    """Ask until the answer makes a good page."""
+    while True:
+        answer = str(click.prompt(question, default, err=True)).strip()
+        try:
+            _check_page(write(answer))
+        except ConfigError as error:
+            for line in (*str(error).splitlines(), *([error.hint] if error.hint != NOTHING_WRITTEN else [])):
+                click.echo(f"  {line}", err=True)
+        else:
+            return answer
 
-    say([f"  known senders: {', '.join(presets.names())}"], err=True)
-    names = click.prompt("Where do hooks come from? One or several, generic for any other", "generic", err=True)
-    return tuple(re.split(r"[\s,]+", str(names).strip()))
+
+def _read_names(names: str) -> tuple[str, ...]:
+    return tuple(re.split(r"[\s,]+", names.strip()))
 
 
 def _check_page(text: str) -> None:
@@ -195,7 +223,9 @@ def _check_page(text: str) -> None:
         try:
             load(file, clean, secrets=False)
         except ConfigError as error:
-            raise ConfigError(str(error).replace(f"{file}:", "line "), hint="Nothing was written.") from None
+            # Neither the line nor the table is known to who answered: the page does not exist yet.
+            told = re.sub(rf"(?m)^{re.escape(str(file))}:\d+: ", "", str(error)).replace(" in [destination.target]", "")
+            raise ConfigError(told, hint=NOTHING_WRITTEN) from None
 
 
 def _next_steps(text: str, goal: str, file: Path) -> list[str]:
@@ -259,7 +289,8 @@ def _source_lines(origin: str) -> list[str]:
     variable = f"_{variable}" if variable[0].isdigit() else variable
     lines = [
         f"[source.{origin}]",
-        f"# {preset.title} posts to /in/{origin}; how to set that up is in docs/providers/{origin}.md",
+        f"# {preset.title} posts to /in/{origin}; how to set that up:",
+        f"# https://github.com/oncehook/oncehook/blob/main/docs/providers/{origin}.md",
         f'preset = "{origin}"',
     ]
     if "secret" in preset.needs:
@@ -318,9 +349,18 @@ def _quote(text: str) -> str:
 @click.option("--role", type=click.Choice(ROLES), default="viewer", help="What it may do.")
 @click.option("--expires", metavar="DURATION", help='After how long it ends, as in "90d".')
 @click.option("--sources", metavar="NAMES", help="The only sources it sees and acts on, as in stripe,github.")
+@click.option("--accounts", metavar="IDS", help="The only accounts it sees and acts on, as in 42,43.")
 @click.option("--no-payloads", is_flag=True, help="It sees events, but neither bodies nor header values.")
 @json_option
-def token(name: str, role: str, expires: str | None, sources: str | None, no_payloads: bool, as_json: bool) -> None:
+def token(
+    name: str,
+    role: str,
+    expires: str | None,
+    sources: str | None,
+    accounts: str | None,
+    no_payloads: bool,
+    as_json: bool,
+) -> None:
     """Make a bearer token for NAME: somebody or something that may use the API.
 
     Put the token into the environment of the server, and the lines into oncehook.toml.
@@ -329,7 +369,7 @@ def token(name: str, role: str, expires: str | None, sources: str | None, no_pay
 
     token = new_token()
     variable = "ONCEHOOK_TOKEN_" + (re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") or "X")
-    limits = _limits(expires, sources, no_payloads)
+    limits = _limits(expires, {"sources": sources, "accounts": accounts}, no_payloads)
     if as_json:
         fields = {"name": name, "role": role, "token": token, "variable": variable, **limits}
         say([json_line(fields)])
@@ -341,17 +381,18 @@ def token(name: str, role: str, expires: str | None, sources: str | None, no_pay
     click.echo("\n".join(["[[server.tokens]]", *lines]), err=True)
 
 
-def _limits(expires: str | None, sources: str | None, no_payloads: bool) -> dict[str, object]:
+def _limits(expires: str | None, named: Mapping[str, str | None], no_payloads: bool) -> dict[str, object]:
     from oncehook.settings.values import duration
 
     limits: dict[str, object] = {}
     if expires is not None:
         ends = clock.now_utc() + timedelta(seconds=duration(expires))
         limits["expires"] = f"{ends:%Y-%m-%dT%H:%M:%SZ}"
-    if sources is not None:
-        limits["sources"] = [name.strip() for name in sources.split(",") if name.strip()]
-        if not limits["sources"]:
-            raise click.UsageError("Which sources? Name them as in --sources stripe,github.")
+    for word, names in named.items():
+        if names is not None:
+            limits[word] = [name.strip() for name in names.split(",") if name.strip()]
+            if not limits[word]:
+                raise click.UsageError(f"Which {word}? Name them as in --{word} one,two.")
     return limits | ({"payloads": False} if no_payloads else {})
 
 
@@ -364,7 +405,7 @@ REACH_SECONDS: Final = 3.0
 
 
 @click.command("doctor")
-@click.argument("app", required=False)
+@takes_app
 @config_option
 @json_option
 def doctor(app: str | None, config_file: Path | None, as_json: bool) -> int:
@@ -500,6 +541,8 @@ async def _examine_destinations(destinations: Iterable[Destination]) -> list[Che
 
 
 async def _reach(destination: HttpDestination) -> Check:
+    if not destination.has_one_address:
+        return Check("reachable", True, f"{destination.name}: not tried, each event names its address")
     await destination.open()
     try:
         tried = await destination.reach(REACH_SECONDS)
@@ -513,14 +556,18 @@ async def _reach(destination: HttpDestination) -> Check:
 
 @click.command("health")
 @config_option
+@app_option
 @click.option("--server", "address", help="Address of the server (default: that of these settings).")
-def health(config_file: Path | None, address: str | None) -> int:
+def health(config_file: Path | None, app: str | None, address: str | None) -> int:
     """Exit 0 when the server is ready, 1 when it is not, 3 when nobody answers."""
     from oncehook.model import Arrival
     from oncehook.samples import post
     from oncehook.settings import load
 
-    address = (address or address_of(load(config_file, secrets=False, whole=False).config.server)).rstrip("/")
+    if address is None:
+        loaded = build_setup(app, config_file).loaded if app else load(config_file, secrets=False, whole=False)
+        address = address_of(loaded.config.server)
+    address = address.rstrip("/")
     try:
         response = post(f"{address}/readyz", Arrival("", [], b"", method="GET"), timeout=5)
     except OSError as error:

@@ -28,8 +28,9 @@ import click
 
 from oncehook import clock
 from oncehook.cli.api import PREFIX, Api, Failed, asks_api, at, no_answer
-from oncehook.cli.options import json_lines_option
-from oncehook.cli.output import join_columns, json_line, readable, say, state, text
+from oncehook.cli.complete import complete_source
+from oncehook.cli.options import json_lines_option, wide_option
+from oncehook.cli.output import can_browse, cut, id_of, join_columns, json_line, readable, room, say, state, text
 from oncehook.errors import OncehookError
 from oncehook.human import count, show_duration, show_elapsed
 from oncehook.logs import plain
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from oncehook.cli.transport import HttpTransport
 
 Moment = tuple[str, dict[str, Any]]
-"""Its kind (arrival, attempt, watermark, dropped; lost and back for the connection itself), and its fields."""
+"""Its kind (arrival, attempt, watermark, breaker, dropped; lost and back for the connection itself), and its fields."""
 
 CONNECTION: Final = ("lost", "back", "dropped")
 """Kinds of moments about the connection, which are always shown."""
@@ -71,16 +72,20 @@ class MomentFilter:
 
 
 @click.command("tail")
-@click.option("--source", "sources", multiple=True, metavar="NAME", help="Only of this source; may be repeated.")
+@click.option(
+    "--source", "sources", multiple=True, metavar="NAME", shell_complete=complete_source,
+    help="Only of this source; may be repeated.",
+)  # fmt: skip
 @click.option(
     "--status",
     "statuses",
     multiple=True,
     type=click.Choice(["accepted", "duplicate", "conflict", "rejected", "done", "retry", "dead"]),
-    help="Only what ended so; may be repeated.",
+    help="Only this outcome; may be repeated.",
 )
 @click.option("--subject", "subjects", multiple=True, help="Only about this subject; may be repeated.")
-@click.option("--plain", is_flag=True, help="Lines on a terminal, too.")
+@click.option("--plain", is_flag=True, help="Plain lines instead of the interactive list.")
+@wide_option
 @json_lines_option
 @asks_api
 def tail(api: Api, plain: bool, as_json: bool, **names: Any) -> int:
@@ -106,60 +111,77 @@ def _print(feed: Feed, is_wanted: MomentFilter, as_json: bool) -> None:
             if as_json and kind not in ("lost", "back"):
                 say([json_line({"moment": kind, "at": clock.now_utc().isoformat(), **fields})])
             else:
-                say([moment_line(kind, fields, clock.now_utc())], err=kind in CONNECTION)
+                say([moment_line(kind, fields, happened(fields))], err=kind in CONNECTION)
             sys.stdout.flush()
 
 
 # -- lines -------------------------------------------------------------------------------------
 
 
+NARROW: Final = 100
+"""Columns of a terminal below which names have less room."""
+
+
+def happened(fields: Mapping[str, Any]) -> datetime:
+    """Return when a moment happened; now, where it does not say."""
+    return datetime.fromisoformat(fields["at"]) if "at" in fields else clock.now_utc()
+
+
 def moment_line(kind: str, fields: Mapping[str, Any], at: datetime) -> str:
-    """Format a moment as a line, by this machine's clock."""
+    """Format a moment as a line, by this machine's clock: in columns, and within the terminal."""
     if kind in CONNECTION:
         columns = [_connection(kind, fields)]
     else:
         columns = _COLUMNS[kind](fields) if kind in _COLUMNS else [text(json_line(fields), 200)]
-    return join_columns(at.astimezone().strftime("%H:%M:%S"), *columns)
+    line = join_columns(at.astimezone().strftime("%H:%M:%S"), *columns)
+    width = room()
+    return line if width is None else cut(line, width)
+
+
+def _columns(id: str, fields: Mapping[str, Any], outcome: str, to: str, *rest: str) -> list[str]:
+    """Align what all moments have: id, source and type, outcome, and the destination of an attempt."""
+    width = room()
+    what = text(f"{fields['source']} {fields.get('type', '')}".rstrip())
+    if width is None:
+        return [id, what, to, outcome, *rest]
+    names, reached = (24, 10) if width < NARROW else (34, 18)
+    return [_fill(id, 11), _fill(what, names), _fill(outcome, 9), _fill(to, reached), *rest]
+
+
+def _fill(entry: str, width: int) -> str:
+    fitting = cut(entry, width)
+    return fitting + " " * (width - len(click.unstyle(fitting)))
 
 
 def _arrival(fields: Mapping[str, Any]) -> list[str]:
     reason = text(f"{fields['reason']} from {fields['peer']}") if "reason" in fields else ""
     counts = ", ".join(f"{n} {word}" for word, n in fields.get("outcomes", {}).items())
-    return [
-        first_id(fields),
-        _source_and_type(fields),
-        state(fields["outcome"]),
-        counts,
-        reason,
-        text(fields.get("subject"), 24),
-        _took(fields),
-    ]
+    about = (counts, reason, text(fields.get("subject"), 24), _took(fields))
+    return _columns(first_id(fields), fields, state(fields["outcome"]), "", *about)
 
 
 def first_id(fields: Mapping[str, Any]) -> str:
     """Format the event's id; for a batch, the first id and how many more there are."""
     ids = fields.get("event_ids")
-    return f"{ids[0]} and {len(ids) - 1} more" if ids else str(fields.get("event_id", ""))
+    if ids and room() is not None:
+        return id_of(ids[0])
+    return f"{ids[0]} and {len(ids) - 1} more" if ids else id_of(fields.get("event_id"))
 
 
 def _attempt(fields: Mapping[str, Any]) -> list[str]:
     failed = fields.get("error") or (f"HTTP {fields['status']}" if fields.get("status") else "")
     is_done = fields["outcome"] == "done"
-    return [
-        fields["event_id"],
-        _source_and_type(fields),
-        f"→ {text(fields['destination'])}",
+    return _columns(
+        id_of(fields["event_id"]),
+        fields,
         state(fields["outcome"], fields.get("note")),
+        f"→ {text(fields['destination'])}",
         "" if is_done and fields["attempt"] == 1 else f"attempt {fields['attempt']}",
         f"run {fields['run']}" if fields.get("run", 1) > 1 else "",
         f"again in {show_duration(round(fields['again_in_s'], 1))}" if "again_in_s" in fields else "",
         "" if is_done else text(str(failed).partition("\n")[0], 80),
         _took(fields),
-    ]
-
-
-def _source_and_type(fields: Mapping[str, Any]) -> str:
-    return text(f"{fields['source']} {fields.get('type', '')}".rstrip())
+    )
 
 
 def _took(fields: Mapping[str, Any]) -> str:
@@ -171,6 +193,14 @@ def _watermark(fields: Mapping[str, Any]) -> list[str]:
     return [f"watermark {text(fields['watermark'])}", word, f"level {fields['level']:,g}, limit {fields['limit']:,g}"]
 
 
+def _breaker(fields: Mapping[str, Any]) -> list[str]:
+    if fields["state"] == "closed":
+        return [f"→ {text(fields['destination'])}", click.style("goes on", fg="green"), "its breaker has closed"]
+    until = datetime.fromisoformat(fields["until"]).astimezone()
+    held = click.style(f"held back until {until:%H:%M:%S}", fg="red")
+    return [f"→ {text(fields['destination'])}", held, f"{count(fields['failures'], 'failure')} in a row"]
+
+
 def _connection(kind: str, fields: Mapping[str, Any]) -> str:
     if kind == "back":
         return click.style("connected again; what happened meanwhile is in `oncehook events`", fg="green")
@@ -180,7 +210,7 @@ def _connection(kind: str, fields: Mapping[str, Any]) -> str:
     )
 
 
-_COLUMNS: Final = {"arrival": _arrival, "attempt": _attempt, "watermark": _watermark}
+_COLUMNS: Final = {"arrival": _arrival, "attempt": _attempt, "watermark": _watermark, "breaker": _breaker}
 
 
 # -- feeds -------------------------------------------------------------------------------------
@@ -365,7 +395,7 @@ class Screen:
     def _listen(self) -> bool:
         new = [one for one in self._feed.take(TICK) if self._is_wanted(one)]
         for kind, fields in new:
-            self._rows.append((fields, moment_line(kind, fields, clock.now_utc())))
+            self._rows.append((fields, moment_line(kind, fields, happened(fields))))
         if self._chosen is not None:
             self._chosen = min(self._chosen + len(new), len(self._rows) - 1)  # the same event stays chosen
         return bool(new)
@@ -394,8 +424,12 @@ class Screen:
         if event_id is None:
             self._message = "there is no event behind this line"
         elif key == "o":
-            address = f"{self._api.transport}/events/{event_id}"
-            self._message = f"opened {address}" if address.startswith("http") and webbrowser.open(address) else address
+            page = at("events", event_id)
+            address = self._api.link(page) or "no server is asked here, so there is no page to open"
+            is_opened = (
+                address.startswith("http") and can_browse() and webbrowser.open(self._api.login_link(f"/{page}"))
+            )
+            self._message = f"opened {address}" if is_opened else address
         elif key == "\n":
             from oncehook.cli.browse import event_lines
 
@@ -423,20 +457,20 @@ class Screen:
 
     def lines(self, width: int, height: int) -> list[str]:
         """Return the screen's lines: the list or one event, and at the bottom the keys or a message."""
-        room = height - 1
-        body = [_cut(one, width) for one in self._event[:room]] if self._event else self._list(width, room)
+        rows = height - 1
+        body = [cut(one, width) for one in self._event[:rows]] if self._event else self._list(width, rows)
         foot = "any key goes back" if self._event else HELP
-        bottom = click.style(_cut(self._message or foot, width), dim=not self._message)
-        return [*body, *[""] * (room - len(body)), bottom]
+        bottom = click.style(cut(self._message or foot, width), dim=not self._message)
+        return [*body, *[""] * (rows - len(body)), bottom]
 
-    def _list(self, width: int, room: int) -> list[str]:
+    def _list(self, width: int, rows: int) -> list[str]:
         if not self._rows:
             return ["waiting for something to happen"]
-        above = max((self._chosen or 0) - room + 1, 0)
+        above = max((self._chosen or 0) - rows + 1, 0)
         end = len(self._rows) - above
         drawn = []
-        for place in range(max(end - room, 0), end):
-            line = _cut(self._rows[place][1], width)
+        for place in range(max(end - rows, 0), end):
+            line = cut(self._rows[place][1], width)
             is_chosen = self._chosen is not None and place == len(self._rows) - 1 - self._chosen
             drawn.append(click.style(click.unstyle(line), reverse=True) if is_chosen else line)
         return drawn
@@ -449,12 +483,6 @@ class Screen:
                 drawn = drawn.replace(f"\x1b[{code}m", "")
         sys.stdout.write(f"\x1b[H{drawn}\x1b[K")
         sys.stdout.flush()
-
-
-def _cut(line: str, width: int) -> str:
-    """Cut a line to the screen's width; a line that is cut loses its colours."""
-    bare = click.unstyle(line)
-    return line if len(bare) <= width else bare[: width - 1] + "…"
 
 
 @contextlib.contextmanager

@@ -55,17 +55,18 @@ class HttpTransport:
     def __init__(self, address: str, token: str) -> None:
         self._address = address.rstrip("/")
         self._token = token
+        self.timeout = TIMEOUT
 
     def ask(self, method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in self._with_token(headers).items()]
-        response = samples.post(self._address + target, Arrival("", raw, body, method=method), timeout=TIMEOUT)
+        response = samples.post(self._address + target, Arrival("", raw, body, method=method), timeout=self.timeout)
         return ApiResponse(response.status, response.body)
 
     def listen(self, target: str) -> tuple[ApiResponse, Iterator[bytes]]:
         """Return the lines of an endless response as they come. Raises OSError, also when it is cut off."""
         parts = urlsplit(self._address)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT)
+        connection = kind(parts.hostname or "", parts.port, timeout=self.timeout)
         try:
             connection.request("GET", parts.path + target, headers=self._with_token({"accept": "text/event-stream"}))
             response = connection.getresponse()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 import msgspec
 
+from oncehook.cli.help import CommandGroup
 from oncehook.cli.options import config_option, voice
 from oncehook.cli.output import json_line, say
 from oncehook.errors import ConfigError, OncehookError
@@ -228,7 +229,7 @@ def _files() -> S3Files | None:
 # -- commands ----------------------------------------------------------------------------------
 
 
-@click.group("whatsapp")
+@click.group("whatsapp", cls=CommandGroup)
 def whatsapp() -> None:
     """Send a message over WhatsApp, or look after an instance. JSON on stdout; exit 1 when it was not sent.
 

@@ -1,3 +1,3 @@
 """The demo of `oncehook demo`: `shop` is its inbox and what goes wrong there, `traffic` sends hooks, `tour` points at
-what is worth seeing, and `running` gives it an hour of history and runs it all.
+what is worth seeing, and `running` gives it a day of history and runs it all.
 """

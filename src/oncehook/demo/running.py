@@ -1,15 +1,17 @@
-"""The run of the demo: an hour of history, then server and traffic, and a summary at the end.
+"""The run of the demo: a day of history, then server and traffic, and a summary at the end.
 
-The history consists of real arrivals and attempts, made in a moment: the clock is set back by an hour and moved forward
-step by step, so that charts, retries and dead letters are there from the start. Then the clock is right again.
+The history consists of real arrivals and attempts, made in a moment: the clock is set back by a day and moved forward
+step by step, so that charts, retries and dead letters are there from the start. Then the clock is right again. Its day
+has a shape: a quiet night, a rush in the afternoon that leads up to the live rate, and half an hour in which the ledger
+was down, after which somebody replayed what had died.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
-import sys
 import webbrowser
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +21,8 @@ from typing import Final
 import click
 
 from oncehook import clock, samples
-from oncehook.demo.shop import MENDS_AFTER, MINUTES, Shop
+from oncehook.cli.output import Progress
+from oncehook.demo.shop import MENDS_AFTER, Shop
 from oncehook.demo.tour import Tour
 from oncehook.demo.traffic import Post, Traffic
 from oncehook.errors import ConfigError
@@ -35,13 +38,28 @@ PORT: Final = 4020
 STOP_SECONDS: Final = 0.5
 """Seconds for which attempts may go on when the demo stops; nothing is kept anyway."""
 
-STEP: Final = 20.0
-"""Seconds of history that pass at once: about as long as a retry waits."""
-ACTS: Final = range(2, 7)
-EXPIRES: Final = 48
-"""The minute in which the CRM's key expires."""
-MOST_POLLS: Final = 1000
-"""Polls, a millisecond apart, after which a step ends even if work is left."""
+DAY: Final = 86_400.0
+STEP: Final = 60.0
+"""Seconds of history that pass at once in its last hour, as long as a bar of the overview's chart."""
+LONG_STEP: Final = 900.0
+"""Seconds that pass at once before that."""
+PARTS: Final = 3
+PAUSE: Final = 20.0
+"""Seconds between the parts of a step: about as long as a retry waits."""
+FINE: Final = 4200.0
+"""Seconds before now at which the short steps begin: more than the overview's hour."""
+EXPIRES: Final = 720.0
+"""Seconds before now at which the CRM's key expires."""
+OUTAGE: Final = (5.5 * 3600, 5.0 * 3600)
+"""Seconds before now between which the ledger was down."""
+REPLAYED: Final = 4.5 * 3600
+"""Seconds before now at which somebody replayed what died then."""
+FASTEST: Final = 0.2
+"""Hooks a second above which the history does not follow the live rate: it would take too long to make."""
+AFTERNOON: Final = 16.0
+"""The hour of the history's day that is now, whatever the clock says."""
+MOST_POLLS: Final = 100
+"""Polls, a few milliseconds apart, after which a step ends even if work is left."""
 
 
 def free_port(wanted: int | None) -> int:
@@ -63,7 +81,7 @@ async def run(folder: Path, seconds: float | None, rate: float, port: int, *, br
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     set_up_logging("critical")  # people watch the dashboard, not the log
     with Shop(folder) as shop:
-        await _make_history(shop)
+        await _make_history(shop, min(rate, FASTEST))
         await _serve(shop, seconds, rate, port, browse=browse, verbose=verbose)
 
 
@@ -75,6 +93,8 @@ class _PastClock:
 
     def __init__(self, seconds: float) -> None:
         self.behind = seconds
+        self.at_once = 1
+        """About how many handlers run at the same time."""
         clock.forward(-seconds)
 
     def forward(self, seconds: float) -> None:
@@ -85,27 +105,64 @@ class _PastClock:
     async def pace(self, seconds: float) -> None:
         """Let a handler's time pass. Handlers run at once, so the clock moves by a part of it only."""
         await asyncio.sleep(0)
-        self.forward(seconds / 8)
+        self.forward(seconds / (2 * self.at_once))
 
 
-async def _make_history(shop: Shop) -> None:
-    past = _PastClock(MINUTES * 60.0)
+def busyness(behind: float) -> float:
+    """Return how busy the shop was so many seconds ago, as a share of now: quiet at night, busiest in the afternoon."""
+    return _daylight(AFTERNOON - behind / 3600) / _daylight(AFTERNOON)
+
+
+def _daylight(hour: float) -> float:
+    afternoon, morning = (hour % 24 - 15.5) / 2.2, (hour % 24 - 10) / 1.3
+    return 0.05 + math.exp(-(afternoon**2)) + 0.4 * math.exp(-(morning**2))
+
+
+async def _make_history(shop: Shop, rate: float) -> None:
+    past = _PastClock(DAY)
+    replayed = False
     try:
         inbox = shop.inbox(past.pace)
         async with inbox.running():
             traffic = Traffic(shop, inbox.sources, _receive_by(inbox))
-            while past.behind:
-                minute = MINUTES - int(past.behind // 60)
-                shop.crm.is_expired = minute > EXPIRES
-                await asyncio.gather(*[traffic.act() for _ in range(clock.chance.choice(ACTS))])
-                await _wait_until_idle(inbox)
-                await inbox.store.record_rejections(*inbox.observer.take_counts())
-                past.forward(past.behind % STEP or STEP)
-                if past.behind <= (MINUTES - minute) * 60.0:
-                    _print_history(minute)
+            with Progress("  history  ", 24, "hours") as bar:
+                while past.behind:
+                    step = STEP if past.behind <= FINE else LONG_STEP
+                    shop.crm.is_expired = past.behind <= EXPIRES
+                    shop.ledger_is_down = OUTAGE[0] >= past.behind > OUTAGE[1]
+                    if not replayed and past.behind <= REPLAYED:
+                        replayed = True
+                        await _replay_dead(inbox)
+                    await _pass_time(inbox, past, traffic, rate, step)
+                    bar.reach(int((DAY - past.behind) / 3600))
     finally:
         past.forward(past.behind)
+    click.echo("  history    one day, with half an hour in which the ledger was down", err=True)
     shop.crm.mends_at = clock.now_utc() + MENDS_AFTER
+
+
+async def _pass_time(inbox: Inbox, past: _PastClock, traffic: Traffic, rate: float, step: float) -> None:
+    """Let one step of the history happen: what comes in, by and by, so that what failed is tried again meanwhile."""
+    before = past.behind
+    expected = rate * step * busyness(before) / PARTS
+    past.at_once = max(1, round(expected / 2))
+    for _ in range(PARTS):
+        aim = traffic.sent["sent"] + int(expected + clock.chance.random())
+        while traffic.sent["sent"] < aim:
+            left = aim - traffic.sent["sent"]
+            await asyncio.gather(*[traffic.act() for _ in range(min(past.at_once, left))])
+        if inbox.worker is not None:
+            inbox.worker.wake()  # it sleeps until a moment that has come by now
+        await _wait_until_idle(inbox)
+        past.forward(PAUSE)
+    await inbox.store.record_rejections(*inbox.observer.take_counts(everything=True))
+    past.forward(past.behind - max(before - step, 0.0))
+
+
+async def _replay_dead(inbox: Inbox) -> None:
+    request = inbox.admin.build_request("to:ledger status:dead")
+    await inbox.admin.start_replay(request, actor="ana", reason="the ledger is back")
+    await _wait_until_idle(inbox)
 
 
 def _receive_by(inbox: Inbox) -> Post:
@@ -121,14 +178,7 @@ async def _wait_until_idle(inbox: Inbox) -> None:
         levels = (await inbox.admin.levels()).values()
         if not any(level.leased or level.oldest_due is not None for level in levels):
             return
-        await asyncio.sleep(0.001)
-
-
-def _print_history(minute: int) -> None:
-    is_terminal = sys.stderr.isatty()
-    if is_terminal or minute == MINUTES:
-        start = "\r" if is_terminal else ""
-        click.echo(f"{start}  history    {count(minute, 'minute')} of it", nl=minute == MINUTES, err=True)
+        await asyncio.sleep(0.004)
 
 
 # -- live --------------------------------------------------------------------------------------
@@ -143,7 +193,7 @@ async def _serve(shop: Shop, seconds: float | None, rate: float, port: int, *, b
         _say(f"  inbox      {shop.folder}, removed at the end")
         _say(f"  dashboard  {link}{'   (opened in your browser)' if browse else ''}")
         _say(f"  receive    {address}/in/{{{'|'.join(inbox.sources)}}}")
-        _say(f"  sending    {rate:g} hooks a second: some twice, some changed, some badly signed")
+        _say(f"  sending    {_show_pace(rate)}: some twice, some changed, some badly signed")
         _say("  trouble    the ledger hangs up now and then, the CRM refuses everything")
         _say(f"  stop       {f'in {seconds:g} seconds' if seconds is not None else 'Ctrl-C'}\n")
         beside.append(asyncio.create_task(Traffic(shop, inbox.sources, _post_to(address), sent).run(rate)))
@@ -164,6 +214,10 @@ async def _serve(shop: Shop, seconds: float | None, rate: float, port: int, *, b
         _print_summary(sent, await _figures(inbox) - before, (await inbox.store.levels()).values())
     finally:
         await inbox.stop(STOP_SECONDS)
+
+
+def _show_pace(rate: float) -> str:
+    return f"{rate:g} hooks a second" if rate >= 1 else f"{rate * 60:g} hooks a minute"
 
 
 def _post_to(address: str) -> Post:

@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from oncehook import clock
 from oncehook.event import Event
 from oncehook.inbox import Inbox
+from oncehook.settings.stored import make_key_file
 from oncehook.testing.standins.meta import MetaStandIn
 from oncehook.testing.standins.server import LoopbackServer, Reply, Request
 from oncehook.upkeep import Limits
@@ -26,8 +27,6 @@ SOURCES: Final = {"whatsapp": "whatsapp-cloud", "stripe": "stripe", "github": "g
 
 NOBODY: Final = "5585900000000"
 """A number that is not on WhatsApp: messages to it become dead letters."""
-
-MINUTES: Final = 60
 
 MENDS_AFTER: Final = timedelta(minutes=5)
 
@@ -62,6 +61,7 @@ class Shop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.ledger_is_down = False
         self.crm = Crm()
         self.meta = MetaStandIn(secret=_secret())
         self.meta.not_on_whatsapp(NOBODY)
@@ -78,9 +78,13 @@ class Shop:
 
     def inbox(self, pace: Pace = asyncio.sleep) -> Inbox:
         """Build an inbox on the shop's store, whose handlers wait through `pace`."""
-        inbox = Inbox(f"sqlite:{self.folder / 'demo.db'}")
+        url = f"sqlite:{self.folder / 'demo.db'}"
+        make_key_file(url)
+        inbox = Inbox(url)
         for name, preset in SOURCES.items():
-            inbox.source(name, preset=preset, secret=self._secrets[name], verify_token="demo")  # noqa: S106
+            # An appointment that is moved twice is two events: the new time tells them apart.
+            key: dict[str, Any] = {"key": [["form:id", "form:action", "?form:datetime"]]} if name == "bookings" else {}
+            inbox.source(name, preset=preset, secret=self._secrets[name], verify_token="demo", **key)  # noqa: S106
         inbox.limits = Limits(daily_volume={"whatsapp": 0})  # the demo sends a day's events in a minute
         inbox.destination("crm", url=f"{self.crm.url}/hooks", allow_private=True, breaker={"failures": 10_000})
         inbox.route("bookings", "crm", when={"type": ["scheduled", "canceled"]}, coalesce=False)
@@ -88,7 +92,7 @@ class Shop:
             self.meta.token, self.meta.phone_number_id, base_url=self.meta.url, allow_private=True, timeout=5.0
         )
         inbox.sender("answers", to_whatsapp, retry="quick", breaker={"failures": 10_000})
-        _add_handlers(inbox, pace)
+        _add_handlers(inbox, pace, lambda: self.ledger_is_down)
         return inbox
 
 
@@ -96,7 +100,7 @@ def _secret() -> str:
     return clock.random_bytes(16).hex()
 
 
-def _add_handlers(inbox: Inbox, pace: Pace) -> None:
+def _add_handlers(inbox: Inbox, pace: Pace, ledger_is_down: Callable[[], bool]) -> None:
     chance = clock.chance
 
     @inbox.on("whatsapp", "message.*", retry="quick")
@@ -113,6 +117,8 @@ def _add_handlers(inbox: Inbox, pace: Pace) -> None:
     @inbox.on("stripe", retry=["9s", "20s"], breaker={"failures": 10_000})
     async def ledger(event: Event) -> None:
         await pace(chance.uniform(0.02, 0.1))
+        if ledger_is_down():
+            raise ConnectionError("the ledger is down")
         if event.attempt <= hang_ups(event.id):
             raise ConnectionError("the ledger hung up")
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
 from oncehook import clock, samples
@@ -102,8 +103,10 @@ class Traffic:
         """Move an appointment several times: only the last time matters."""
         hook = self._draft("bookings", "rescheduled")
         hook = replace(hook, body=hook.body.replace(b"142424", str(chance.choice(APPOINTMENTS)).encode()))
-        for _ in range(chance.randrange(3, 6)):
-            await self._post("bookings", hook)
+        for minutes in chance.sample(range(24 * 60), chance.randrange(3, 6)):
+            to = clock.now_utc() + timedelta(days=1, minutes=minutes)
+            moved = replace(hook, body=hook.body + f"&datetime={to:%Y-%m-%dT%H:%M}".encode())
+            await self._post("bookings", moved)
 
     def _draft(self, source: str, kind: str) -> Arrival:
         return samples.draft(self._sources[source], kind)
