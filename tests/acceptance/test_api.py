@@ -19,20 +19,24 @@ import pytest
 from oncehook import clock
 from oncehook.cli.operate import plan_lines
 from oncehook.model import (
+    Arrival,
     Category,
     DeliveryId,
     EraseOrder,
     EventId,
     Evidence,
+    Exchange,
     Filter,
     Id,
     PlanSnapshot,
+    Rejection,
     ReplayId,
     Settle,
     Settlement,
     StoredWorker,
     new_id,
 )
+from oncehook.rejections import keep_bytes
 from oncehook.replay import decode_token, encode_token
 from oncehook.upkeep import Limits
 from oncehook.web import auth as access_module
@@ -121,6 +125,98 @@ async def test_attempts_keep_their_evidence(either: House) -> None:
     ]
     assert all(a["id"].startswith("att_") and a["delivery_id"] == dlv(made) and a["duration"] >= 0 for a in items)
     assert items[1]["answer"] == "no such order \ufffd<script>"
+    assert [a["request"] for a in items] == [None, None]
+    assert items[1]["response"] == {"status": 400, "headers": [], "body": "no such order \ufffd<script>"}
+
+
+async def test_attempts_show_request_response_and_times(either: House) -> None:
+    made = await deliver_one(either.store)
+    sent = {"webhook-id": "evt_1", "webhook-timestamp": "17", "webhook-signature": "v1,abc…", "x-api-key": "canary"}
+    times = (0.001, 0.002, None, 0.05, 0.06)
+    exchange = Exchange("POST", "https://crm.example/hook", sent, times, b"Server: x\r\nX-Token: canary").encode()
+    lease = await take_one(either.store)
+    await settle(either.store, Settlement(lease, Settle.done, evidence=Evidence(200, None, b"thanks", exchange)))
+    [shown] = (await either.get(f"/deliveries/{dlv(made)}/attempts", role="viewer"))["items"]
+    assert shown["request"] == {
+        "method": "POST",
+        "url": "https://crm.example/hook",
+        "headers": [[name, "[masked]" if name == "x-api-key" else value] for name, value in sent.items()],
+        "signed": "evt_1.17.{body}",
+    }
+    headers = [["Server", "x"], ["X-Token", "[masked]"]]
+    assert shown["response"] == {"status": 200, "headers": headers, "body": "thanks"}
+    assert shown["times"] == dict(zip(("dns", "connect", "tls", "first_byte", "total"), times, strict=True))
+    assert shown["result"] is None
+
+
+async def test_a_handlers_attempt_has_a_result(either: House) -> None:
+    made = await deliver_one(either.store)
+    lease = await take_one(either.store)
+    await settle(either.store, Settlement(lease, Settle.done, evidence=Evidence(answer=b'{"shipped":1}')))
+    [shown] = (await either.get(f"/deliveries/{dlv(made)}/attempts"))["items"]
+    assert (shown["result"], shown["request"], shown["response"]) == ({"shipped": 1}, None, None)
+
+
+async def test_queries_negate_and_choose(either: House) -> None:
+    first = await deliver_one(either.store, "a", type_="x")
+    second = await deliver_one(either.store, "b", type_="y")
+    await keep(either.store, item("k"))
+    await keep(either.store, item("k", body=b"{}"))
+
+    async def ids(text: str, more: str = "") -> list[str]:
+        return [one["id"] for one in (await either.get(f"/deliveries?query={quote(text)}{more}"))["items"]]
+
+    assert await ids("-type:x") == [dlv(second)]
+    assert await ids("type:x OR type:y") == [dlv(second), dlv(first)]
+    assert await ids("type:x OR type:y", "&subject=a") == [dlv(first)]  # a parameter is about the whole query
+    [again] = (await either.get("/events?query=arrivals:%3E1"))["items"]
+    assert (again["copies"], again["has_conflict"], again["key"]) == (2, True, "k")
+    assert (await either.get("/events?query=outcome:conflict"))["items"] == [again]
+    for text in ("a%20OR", "-satus:done", "outcome:rejected", "(a"):
+        assert await either.refused("GET", f"/events?query={text}") == (400, "query_invalid")
+
+
+async def test_a_discard_honours_every_alternative(either: House) -> None:
+    one, other = await dead_letters(either.store, "a", "b")
+    plan = await either.post("/replays/plan", {"query": "status:dead subject:a OR subject:b"})
+    refused = await either.refused("POST", "/dead/discard", {"plan": plan["plan"], "reason": "why"})
+    assert refused == (400, "bad_request")
+    plan = await either.post("/replays/plan", {"query": "(subject:a OR subject:nobody) status:dead"})
+    assert plan["total"] == 1
+    assert (await either.post("/dead/discard", {"plan": plan["plan"], "reason": "why"}))["discarded"] == 1
+    assert await statuses(either.store, [one, other]) == ["discarded", "dead"]
+    made = await either.post("/replays", {"query": "-subject:a status:dead"})
+    assert (await either.get(f"/replays/{made['replay_id']}"))["planned"] == 1
+
+
+async def test_rejections_say_why_and_go_by_cursor(either: House) -> None:
+    body = b'{"id": 1}'
+    source = either.admin._sources["orders"]
+    came = Arrival(
+        "orders", [(b"x-signature", b"sha1=00"), (b"authorization", b"Basic canary")], body, path="/in/orders"
+    )
+    made = [Rejection("orders", clock.now_utc(), "signature_invalid", "malformed", "192.0.2.1", 9) for _ in range(3)]
+    made[2].head, made[2].body = keep_bytes(source, came)
+    made.append(Rejection("ordres", clock.now_utc(), "signature_invalid", "unknown source", "192.0.2.1", 9))
+    await either.store.record_rejections(made, {})
+    page = await either.get("/rejections?limit=2", role="viewer")
+    unknown, known = page["items"]
+    assert "Did you mean /in/orders?" in unknown["diagnosis"]
+    assert (unknown["headers"], unknown["body"]) == (None, None)
+    assert "'sha256=' is expected" in known["diagnosis"]
+    assert (known["source"], known["code"], known["reason"], known["peer"], known["size"]) == (
+        *("orders", "signature_invalid", "malformed", "192.0.2.1"),
+        9,
+    )
+    assert (known["headers"], known["body"]) == (
+        [["x-signature", "sha1=00"], ["authorization", "[masked]"]],
+        '{"id": 1}',
+    )
+    rest = await either.get(f"/rejections?limit=2&cursor={page['next']}")
+    assert [one["id"] for one in rest["items"]] == [str(one.id) for one in (made[1], made[0])]
+    mine = await either.get("/rejections?source=ordres")
+    assert [one["source"] for one in mine["items"]] == ["ordres"]
+    assert await either.refused("GET", "/rejections?cursor=x") == (400, "bad_request")
 
 
 async def test_lists_are_walked_by_cursor_without_gap_or_repeat(either: House) -> None:
@@ -535,7 +631,7 @@ async def test_a_plan_for_handlers_speaks_of_what_a_handler_sees(either: House) 
         assert [r["kind"] for r in plan["recipients"]] == ["handler"]
         assert any(said in note for note in plan["notes"])
         assert not any("webhook-id" in note for note in plan["notes"])
-        assert any("fresh id" in note for note in plan["notes"]) is not fresh
+        assert any("--fresh-id" in note for note in plan["notes"]) is not fresh
 
 
 async def test_a_plan_says_that_a_recipient_is_paused_or_failing(house: House) -> None:
@@ -715,7 +811,7 @@ async def test_stats_have_the_fields_of_the_contract_at_the_top(tmp_path: Path, 
 
 async def test_every_rejection_counts(either: House) -> None:
     """A bad signature, and a source that does not exist, which stands under no name."""
-    await either.store.record_rejections([], {(1, "rejected"): 1, (0, "rejected"): 1})
+    await either.store.record_rejections([], {(1, 0, "rejected"): 1, (0, 0, "rejected"): 1})
     stats = await either.get("/stats?by=source")
     assert stats["rejected"] == 2
     assert {name: counts["rejected"] for name, counts in stats["by"].items()} == {"orders": 1}
@@ -860,7 +956,7 @@ async def test_it_works_below_any_prefix(house: House) -> None:
 
 def address(path: str) -> str:
     kind = {"events": EventId, "deliveries": DeliveryId, "replays": ReplayId}.get(path.split("/")[1])
-    return path.replace("{id}", str(kind(new_id())) if kind else "").replace("{name}", "crm")
+    return path.replace("{id}", str(kind(new_id())) if kind else "42").replace("{name}", "crm")
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e.method} {e.path}")
@@ -898,10 +994,12 @@ def assert_safe(headers: dict[str, str]) -> None:
     assert headers["cache-control"] == "no-store"
 
 
-def test_changes_are_made_by_post_and_never_by_a_viewer() -> None:
-    assert {endpoint.method for endpoint in ENDPOINTS} == {"GET", "POST"}
+def test_no_change_is_made_by_get_nor_by_a_viewer() -> None:
+    assert {endpoint.method for endpoint in ENDPOINTS} == {"GET", "POST", "PATCH", "PUT", "DELETE"}
     for endpoint in ENDPOINTS:
-        assert (endpoint.role >= 2) == (endpoint.method == "POST" or endpoint.path in ("/audit", "/tokens"))
+        assert (endpoint.role >= 2) == (endpoint.method != "GET" or endpoint.path in ("/audit", "/tokens"))
+        if endpoint.method in ("PATCH", "PUT", "DELETE"):  # of definitions
+            assert endpoint.role == 3
 
 
 async def test_a_stranger_does_not_learn_what_there_is(house: House) -> None:
@@ -1037,7 +1135,9 @@ async def test_the_stream_tells_what_happens(house: House) -> None:
         assert_safe(listening.headers)
         house.stream.publish("arrival", {"source": "orders", "subject": "a\nevent: forged\ndata: x"})
         await listening.until("forged")
-        assert 'event: arrival\ndata: {"source":"orders","subject":"a\\nevent: forged\\ndata: x"}\n\n' in listening.text
+        [(at, rest)] = re.findall(r'^event: arrival\ndata: \{"at":"([^"]+)",(.*)\n\n', listening.text, re.MULTILINE)
+        assert rest == r'"source":"orders","subject":"a\nevent: forged\ndata: x"}'
+        assert abs(datetime.fromisoformat(at) - clock.now_utc()) < timedelta(minutes=1)
         assert "anybody" not in listening.text
     assert not house.stream._watchers
 
@@ -1093,7 +1193,7 @@ async def test_the_description_and_the_routes_are_one(house: House) -> None:
 
 def test_the_page_of_the_api_has_every_endpoint_and_no_other() -> None:
     page = (ROOT / "docs/reference/api.md").read_text()
-    written = set(re.findall(r"^#+ `(GET|POST) (/\S+)`", page, re.MULTILINE))
+    written = set(re.findall(r"^#+ `(GET|POST|PATCH|PUT|DELETE) (/\S+)`", page, re.MULTILINE))
     assert written == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
     for endpoint in ENDPOINTS:
         [section] = re.findall(
@@ -1101,7 +1201,9 @@ def test_the_page_of_the_api_has_every_endpoint_and_no_other() -> None:
         )
         assert f"Role: {endpoint.role.name}" in section
         named = [
-            name for name in (endpoint.body.__struct_fields__ if endpoint.body else ()) if f"`{name}`" not in section
+            name
+            for name in (endpoint.body.__struct_encode_fields__ if endpoint.body else ())
+            if f"`{name}`" not in section
         ]
         assert not named, f"{endpoint.path}: {named}"
         for status in endpoint.refusals:

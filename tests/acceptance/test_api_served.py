@@ -118,7 +118,9 @@ async def test_from_the_hook_to_the_discarded_dead_letter(receiver: Receiver) ->
     assert destination["retry"] == "1 h: 2 attempts over 1 h"
     audit = (await ask(receiver, "audit")).json["items"]
     assert [line["act"] for line in audit if line["actor"] == "vera"] == ["refused"]
-    assert {line["actor"] for line in audit} == {"admin", "vera"}
+    # The wrong tokens are written in sum, by and by.
+    assert {line["act"] for line in audit if line["actor"] == "unknown"} <= {"refused"}
+    assert {line["actor"] for line in audit} - {"unknown"} == {"admin", "vera"}
 
 
 async def test_dead_letters_are_planned_and_replayed_together(receiver: Receiver) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from starlette.routing import Route
 
+from oncehook.demo.running import busyness
 from oncehook.inbox import Inbox
 from oncehook.web import dashboard
 from oncehook.web.auth import Access
@@ -104,6 +105,12 @@ class Demo:
             (re.search(r"<span>(\d+) shown</span>", self.see(f"/events?{urlencode({'query': query})}")) or "00")[1]
         )
 
+    def accepted(self, path: str) -> list[int]:
+        """How many events were accepted in each step of the overview's chart of arrivals, oldest first."""
+        chart = self.see(path).partition('id="arrivals"')[2].partition('id="latency"')[0]
+        row = r'<tr data-at="[^"]+"><td>\d\d:\d\d</td><td data-value="(\d+)">'
+        return [int(count) for count in re.findall(row, chart)]
+
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
         return self.process.wait(90)
@@ -138,9 +145,30 @@ def test_there_is_something_of_everything(demo: Demo, query: str) -> None:
 
 
 def test_the_hour_before_the_first_look_is_there(demo: Demo) -> None:
-    minutes = re.findall(r"<tr><td>\d\d:\d\d</td><td data-value=\"(\d+)\">", demo.see("/").partition("latency")[0])
+    minutes = demo.accepted("/")
     assert len(minutes) == 60
-    assert sum(int(count) > 0 for count in minutes) > 50
+    assert sum(count > 0 for count in minutes) > 50
+
+
+def test_the_day_before_has_a_shape_and_an_incident(demo: Demo) -> None:
+    halves = demo.accepted("/?since=24h")
+    assert len(halves) == 48
+    assert min(halves[:-1]) > 0, "somebody writes at night, too"
+    night, evening = min(halves[:-1]), max(halves[:-3])
+    assert evening > 5 * night
+    assert demo.found("to:ledger is:replayed status:done") > 0, "what died while the ledger was down was replayed"
+    assert "the ledger is back" in demo.see("/replays")
+
+
+def test_live_traffic_goes_on_as_the_history_ended() -> None:
+    assert busyness(0) == 1
+    assert 0.9 < busyness(1800) < 1.2
+    assert busyness(12 * 3600) < 0.1
+
+
+def test_every_event_has_a_key(demo: Demo) -> None:
+    assert demo.found("source:bookings type:rescheduled") > 0
+    assert "unkeyed" not in demo.see("/events?query=source:bookings")
 
 
 def test_a_customer_who_writes_much_waits_in_line(demo: Demo) -> None:

@@ -85,7 +85,7 @@ async def test_an_event_is_copied_as_a_test_that_runs(inbox: Inbox, tmp_path: Pa
     assert b"<script>alert" not in page.body
     text = copied(page)[-1]
     assert run_copied(tmp_path, text) == [{"type": "paid", "body": BODY.decode(), "key": "1", "subject": None}]
-    assert "inbox.recorded('crm')" in text  # else the test would call it
+    assert "assert len(inbox.sent('crm')) == 1" in text
 
 
 async def test_a_type_that_is_in_a_header_is_kept_by_the_test(inbox: Inbox, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_a_test_sends_no_message(inbox: Inbox, tmp_path: Path) -> None:
     event_id = await inbox.emit("answers", "message.text", {"to": "5511988880142", "text": "Hi"}, key="1")
     (text,) = copied(await look(inbox, f"/events/{event_id}"))
     assert run_copied(tmp_path, text) == []
-    assert "\n    inbox.drain()" not in text
+    assert "\n    inbox.drain()\n    assert len(inbox.sent('answers')) == 1" in text
 
 
 async def test_an_event_is_opened_as_json_that_no_browser_takes_for_a_page(inbox: Inbox) -> None:

@@ -258,8 +258,8 @@ async def test_a_worker_that_finds_the_store_again_takes_nothing_from_its_own_th
             inbox.worker.heartbeat._interval = 3600.0  # from the next beat on there is none of its own accord
             await work.begin(inbox)
             await fall_silent(proxy, postgres)
-            while postgres.rows("SELECT count(*) FROM heads WHERE due_at > now() OR turn = 2") != [(1,)]:
+            while postgres.rows("SELECT count(*) FROM heads WHERE due_at > now() OR turn = 4") != [(1,)]:
                 await asyncio.sleep(0.02)
-            assert postgres.rows("SELECT fence, turn FROM heads WHERE leased") == [(work.begun[0], 0)]
+            assert postgres.rows("SELECT fence, turn FROM heads WHERE leased") == [(work.begun[0], 1)]
             work.may_end.set()
             await inbox.drain()

@@ -29,7 +29,20 @@ from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.client import HttpClient
-from oncehook.model import Arrival, Category, Lease, Options, Priority, ReplayId, pack_head
+from oncehook.model import (
+    Arrival,
+    Category,
+    Evidence,
+    Exchange,
+    Lease,
+    Options,
+    Priority,
+    ReplayId,
+    join_answer,
+    pack_head,
+    read_exchange,
+    split_answer,
+)
 from oncehook.verify.standard import StandardWebhooks
 from tests import certificates
 from tests.leases import make_lease
@@ -198,6 +211,87 @@ async def test_the_request_is_exactly_this(sink: Sink, monkeypatch: pytest.Monke
         "oncehook-subject": "42",
         "oncehook-hops": "1",
     }
+
+
+# -- what is kept of it ------------------------------------------------------------------------
+
+
+def kept(result: Result) -> Exchange:
+    assert result.evidence.exchange is not None
+    return read_exchange(result.evidence.exchange)
+
+
+async def test_request_and_answer_are_kept_without_secrets(sink: Sink) -> None:
+    """S25: neither our credentials nor the receiver's cookies, also where the answer repeats ours."""
+    sink.says = (
+        b"HTTP/1.1 200 OK\r\nX-Echo: Bearer abcdef-canary\r\nSet-Cookie: session=theirs\r\nContent-Length: 2\r\n\r\nok"
+    )
+    result = await attempt(sink, sign=[SECRET], headers={"Authorization": "Bearer abcdef-canary"})
+    exchange, sent = kept(result), sink.seen[0].headers
+    assert (exchange.method, exchange.address) == ("POST", f"http://127.0.0.1:{sink.port}/hook")
+    shown = {name.lower(): value for name, value in exchange.headers.items()}
+    assert shown.pop("authorization") == "[masked]"
+    signature = shown.pop("webhook-signature")
+    assert sent["webhook-signature"].startswith(signature.rstrip("…"))
+    assert len(signature) < 15
+    assert shown == {name: sent[name] for name in shown}
+    assert {"webhook-id", "webhook-timestamp", "oncehook-attempt", "content-type"} <= set(shown)
+    assert exchange.received == b"X-Echo: [masked]\r\nSet-Cookie: [masked]\r\nContent-Length: 2"
+    held = join_answer(result.evidence)
+    assert held is not None
+    assert b"canary" not in held
+    assert split_answer(held) == (b"ok", result.evidence.exchange)
+
+
+async def test_of_a_secret_address_only_the_host_is_kept(sink: Sink) -> None:
+    url = f"http://127.0.0.1:{sink.port}/hook/canary-path?token=canary-token"
+    async with opened(url, is_secret=True) as destination:
+        result = await destination.attempt(lease())
+    assert b"canary" not in (join_answer(result.evidence) or b"")
+
+
+async def test_steps_are_timed_as_they_happen(sink: Sink) -> None:
+    client, _ = guarded(["127.0.0.1"])
+    async with opened(f"http://sink.example:{sink.port}/", client=client) as destination:
+        first, second = kept(await destination.attempt(lease())), kept(await destination.attempt(lease()))
+    dns, connect, tls, first_byte, total = first.times
+    assert dns is not None
+    assert connect is not None
+    assert first_byte is not None
+    assert total is not None
+    assert tls is None
+    assert dns + connect + first_byte <= total
+    assert second.times[:3] == (None, None, None)  # the connection was there
+    assert second.times[3] is not None
+
+
+async def test_what_got_no_answer_is_kept_too(sink: Sink) -> None:
+    async def silent(seen: Received, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    sink.says = silent
+    exchange = kept(await attempt(sink))
+    assert exchange.headers["webhook-id"] == EVENT_ID
+    assert exchange.received == b""
+    assert exchange.times[3] is None
+    assert exchange.times[4] is not None
+
+
+async def test_what_is_kept_is_bounded(sink: Sink) -> None:
+    lines = b"".join(b"X-%d: %b\r\n" % (n, b"y" * 300) for n in range(60))
+    sink.says = b"HTTP/1.1 200 OK\r\n" + lines + b"Content-Length: 9000\r\n\r\n" + b"z" * 9000
+    forwarded = [(f"x-{n}", "v" * 3000) for n in range(40)]
+    work = lease(request_head=head(JSON, *forwarded), subject="s" * 3000)
+    result = await attempt(sink, work, forward_headers=[name for name, _ in forwarded])
+    assert len(kept(result).received) == 2048
+    assert sum(map(len, kept(result).headers.values())) <= 4096
+    assert len(join_answer(result.evidence) or b"") < 12_000
+
+
+@pytest.mark.parametrize("answer", [None, b"plain", b"\xc1", b"\xc1\0\0\0\x05abcde", b"\xc1 looks like one"])
+@pytest.mark.parametrize("exchange", [None, b"encoded"])
+def test_an_answer_cannot_pose_as_an_exchange(answer: bytes | None, exchange: bytes | None) -> None:
+    assert split_answer(join_answer(Evidence(200, None, answer, exchange))) == (answer, exchange)
 
 
 async def test_the_signature_satisfies_the_reference_library(sink: Sink) -> None:

@@ -65,7 +65,7 @@ def places(path: str) -> list[str]:
     """The path as it is asked for, and the same with a NUL in each of its parameters."""
     kind = path.split("/")[1]
     names = re.findall(r"\{(\w+)\}", path)
-    usual = {"id": IDS.get(kind, ""), "arrival": f"arr_{ID}"}
+    usual = {"id": IDS.get(kind, "x"), "arrival": f"arr_{ID}"}
     good = {name: usual.get(name, "x") for name in names}
     return [path.format(**good), *(path.format(**{**good, name: good[name] + "%00"}) for name in names)]
 

@@ -203,8 +203,9 @@ async def test_rejections_of_receivers_are_kept(engine: Engine, server: Server) 
         assert (await client.post("/in/orders", hook(f"forged-{n}"), signed(b"another"))).status == 401
         client.close()
     await server.wait_for_metric('oncehook_arrivals_total{outcome="rejected",source="orders"}', 8)
-    while len((await server.ask("rejections"))["items"]) < 8:
+    while len(kept := (await server.ask("rejections"))["items"]) < 8:
         await asyncio.sleep(0.1)
+    assert len({rejection["id"] for rejection in kept}) == 8
     assert engine.rows("SELECT sum(n) FROM counters WHERE what = 'rejected'")[0][0] == 8
 
 

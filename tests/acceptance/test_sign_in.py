@@ -328,9 +328,9 @@ def test_a_liar_lets_nobody_in(sqlite: Engine) -> None:
         assert ana.is_in, "and the truth does"
         guesser = Browser(server, "203.0.113.1")
         seen = []
-        for _ in range(8):
-            back = liar.agree(guesser.leave())
-            seen.append(guesser.get(re.sub(r"code=\w+", "code=guess", back)).status_code)
+        for times in (1, 1, 1, 1, 1, 3):  # the last three at once: the wait is two seconds
+            back = re.sub(r"code=\w+", "code=guess", liar.agree(guesser.leave()))
+            seen += [guesser.get(back).status_code for _ in range(times)]
         assert seen == [401] * 5 + [429] * 3
         assert liar.hits["/token"] == len(lies) + 1 + 5
         assert sqlite.rows("SELECT count(*) FROM sessions") == [(1,)]

@@ -162,8 +162,8 @@ async def test_where_only_the_sender_can_sign_no_sample_is_offered() -> None:
     inbox = Inbox("sqlite:./never-opened.db")
     inbox.source("mail", preset="sendgrid", secret=pem)
     inbox.source("stripe", preset="stripe", secret="whsec_house")
-    assert inbox.admin.sample_types("mail") == ()
-    assert inbox.admin.sample_types("stripe") != ()
+    assert await inbox.admin.sample_types("mail") == ()
+    assert await inbox.admin.sample_types("stripe") != ()
 
 
 # -- a recipient that has moved ----------------------------------------------------------------

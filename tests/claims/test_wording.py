@@ -87,4 +87,4 @@ def test_a_missing_driver_is_named(driver: str, url: str, extra: str) -> None:
         f"try: Claims('{url}')\nexcept ConfigError as error: print(error.hint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"pip install 'oncehook[{extra}]'\n"
+    assert done.stdout == f"Run: pip install 'oncehook[{extra}]'\n"

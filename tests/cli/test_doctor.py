@@ -110,12 +110,15 @@ async def test_destinations_are_connected_to_and_asked_nothing(tmp_path: Path) -
             + destination("inside", f"http://127.0.0.1:{door.port}/hook", private=False)
             + destination("silent", f"https://127.0.0.1:{silent.port}/")
             + destination("mute", f"https://127.0.0.1:{silent.port}/")
+            + destination("back", "{$.callback_url}")
+            + 'allow_hosts = ["hooks.example.org"]\n'
         )
         code, found = await doctor(tmp_path)
         assert silent.most == 2, "all of them at once"
         await until(lambda: door.heard)
     assert code == 0, "a destination that is away is no reason to fail: deliveries wait for it"
     assert found["there"]["detail"] == "there: connected"
+    assert found["back"]["detail"] == "back: not tried, each event names its address"
     assert not found["there"]["warning"]
     assert door.heard == [b""], "one connection, and no request; the guarded one was not even tried"
     assert {name for name in found if found[name]["warning"]} >= {"away", "inside", "silent", "mute"}

@@ -206,5 +206,5 @@ def test_who_is_told_that_ctrl_c_ends_it_may_end_it(here: Admin) -> None:
 def test_forward_knows_its_sources(here: Admin) -> None:
     done = here.run("forward", "ordres", "--to", "http://127.0.0.1:1/")
     assert (done.code, done.out) == (2, "")
-    assert "There are: orders." in done.err
+    assert 'Did you mean "orders"?' in done.err
     assert here.run("forward", "orders", "--to", "nowhere").code == 2

@@ -80,7 +80,8 @@ class Shop:
         self.port = free_port()
         self.database = fresh_database(migrated_database())
         (folder / "patient.py").write_text(PATIENT)
-        settings = {"DJANGO_SETTINGS_MODULE": "patient", "PYTHONPATH": str(folder)}
+        paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        settings = {"DJANGO_SETTINGS_MODULE": "patient", "PYTHONPATH": paths}
         self._env = {**os.environ, **environment(self.database), **settings, **env}
         self._server = server
         self._processes: list[subprocess.Popen[bytes]] = []

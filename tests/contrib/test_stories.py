@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.contrib.running import ROOT, Database, Example, database, post
+from tests.servers import free_port
 
 __all__ = ["database"]
 
@@ -116,6 +117,26 @@ def test_a_script_tells_each_story_beside_its_original(script: str, tmp_path: Pa
 
 def test_there_is_a_script_for_each_story() -> None:
     assert {path.name for path in (ROOT / "examples/stories").glob("*.py")} == set(TOLD)
+
+
+CHAT_PRODUCT = """
+20 customers with a WhatsApp number and a webhook each
+  messages come in          1000 accepted, 2000 duplicates.
+  one webhook is slow       0 answered there; the other 19 have all of theirs.
+  webhooks go out           1000; 20 customers: each once.
+  wrong signatures          0.
+  a number of nobody        kept, account null, told to nobody.
+  a customer's token        sees 50 of 1000 events, all of account 7.
+"""
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_a_chat_product_tells_each_customer_of_its_own_messages_once(
+    tmp_path: Path, database: Database, engine: str
+) -> None:
+    env = {"PORT": str(free_port())} | ({"STORE": database.url} if engine == "postgres" else {})
+    with Example("stories/chat_product", tmp_path, env) as example:
+        assert example.run("python tell.py") == CHAT_PRODUCT.lstrip()
 
 
 @pytest.mark.parametrize("page", ["fastapi", "flask", "celery", "sqlalchemy"])

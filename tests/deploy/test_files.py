@@ -211,6 +211,7 @@ def test_a_wrong_command_would_be_seen() -> None:
 
 def settings() -> Iterator[tuple[str, str]]:
     yield "compose", (DEPLOY / "docker/oncehook.toml").read_text()
+    yield "chart", documents(DEPLOY / "helm/values.yaml")[0]["settings"]
     for path in MANIFESTS:
         for document in documents(path):
             if document["kind"] == "ConfigMap":
@@ -236,6 +237,57 @@ def test_secrets_that_settings_name_are_handed_over() -> None:
         assert wanted <= made
     wanted = set(re.findall(r"/run/secrets/(\w+)", (DEPLOY / "docker/oncehook.toml").read_text()))
     assert wanted == set(COMPOSE["secrets"]) == set(COMPOSE["services"]["worker"]["secrets"])
+
+
+# -- Helm --------------------------------------------------------------------------------------
+
+# Its templates are rendered and linted by Helm itself, in CI; here is what Helm cannot know.
+CHART = DEPLOY / "helm"
+VALUES = documents(CHART / "values.yaml")[0]
+TEMPLATES = {path.stem: path.read_text() for path in (CHART / "templates").iterdir()}
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = documents(CHART / "Chart.yaml")[0]
+    assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_values_and_their_schema_name_the_same() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(schema["properties"]) - {"global"} == set(VALUES)
+    for part in ("image", "receivers", "workers"):
+        assert set(schema["properties"][part]["properties"]) == set(VALUES[part])
+        if "autoscaling" in VALUES[part]:
+            scaling = schema["properties"][part]["properties"]["autoscaling"]
+            assert set(scaling["properties"]) == set(VALUES[part]["autoscaling"])
+
+
+def test_every_value_is_used_and_every_used_one_is_there() -> None:
+    used = set(re.findall(r"\.Values\.(\w+(?:\.\w+)?)", "".join(TEMPLATES.values())))
+    known = set(VALUES) | {
+        f"{name}.{key}" for name, value in VALUES.items() if isinstance(value, dict) for key in value
+    }
+    assert used <= known
+    assert set(VALUES) == {name.partition(".")[0] for name in used}
+
+
+@pytest.mark.parametrize("name", ["receivers", "workers"])
+def test_commands_of_the_chart_are_understood(name: str) -> None:
+    [arguments] = re.findall(r"\$args := list (.*?) }}", TEMPLATES[name])
+    understood(shlex.split(arguments))
+    for more in re.findall(r"concat \$args \(list (\"--\w+\") \.\)", TEMPLATES[name]):
+        understood([*shlex.split(arguments), *shlex.split(more), "shop"])
+
+
+def test_workers_are_scaled_by_a_metric_that_exists() -> None:
+    [query] = re.findall(r"query: (.*)", TEMPLATES["workers"])
+    assert query == "max(oncehook_oldest_due_seconds)", "each process tells the same level: it is not added up"
+    assert "oncehook_oldest_due_seconds" in SERIES
+
+
+def test_the_chart_writes_no_secret() -> None:
+    assert "kind: Secret" not in "".join(TEMPLATES.values())
+    assert not re.search(r"(?:secret|token) = \"", VALUES["settings"])
 
 
 # -- containers --------------------------------------------------------------------------------

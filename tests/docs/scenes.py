@@ -274,6 +274,7 @@ def nothing(reader: Reader, page: Path) -> None:
 
 SCENES: dict[str, Scene] = {
     "README.md#When it fails": troubled,
+    "docs/how-to/charts.md": troubled,
     "docs/how-to/dead-letters.md": troubled,
     "docs/how-to/django.md": a_django_project,
     "docs/how-to/erase.md": troubled,

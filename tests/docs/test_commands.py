@@ -25,10 +25,13 @@ from tests.servers import free_port
 NOT_RUN = {
     r"docker (build|run|compose) ": "needs Docker's engine; tests/deploy/test_files.py reads its files",
     r"kubectl ": "needs a cluster; tests/deploy/test_files.py reads the manifests",
+    r"helm ": "needs a cluster; tests/deploy/test_files.py reads the chart",
     r"systemctl ": "needs systemd; the scene starts what the unit would",
     r"journalctl ": "needs systemd's journal",
     r"(python3 -m venv \S+ && \S+/)?pip install ": "needs an index; what pages use is installed here",
+    r"(cloudflared|ngrok|tailscale) ": "needs an account and the network, of which we are no part",
     r"opentelemetry-instrument ": "needs a package with another SDK; tests/deploy/test_traces.py has its own",
+    r"oncehook import archive ": "needs an archive of that day; tests/acceptance/test_archive.py brings one back",
     r"scripts/demo": "installs from an index; tests/acceptance/test_demo.py runs what it starts",
     r"(TORTURE_\w+=\w+ )*scripts/test": "is what runs these tests",
     r"scripts/torture ": "takes minutes; tests/torture/test_torture.py runs each of its parts",
@@ -41,7 +44,12 @@ NOT_RUN = {
 }
 """Commands that cannot be typed here, by how they begin, and why."""
 
-FOLLOWED_ELSEWHERE = {"docs/tutorial/first-five-minutes.md": "tests/acceptance/test_tutorial.py"}
+FOLLOWED_ELSEWHERE = {
+    "docs/tutorial/first-five-minutes.md": "tests/acceptance/test_tutorial.py",
+    # the same commands, which are compared with those
+    "docs/tutorial/primeiros-cinco-minutos.md": "tests/unit/test_language.py",
+    "docs/tutorial/primeros-cinco-minutos.md": "tests/unit/test_language.py",
+}
 
 MEANWHILE = {"oncehook forward stripe --to http://localhost:8000/hooks": "oncehook send stripe invoice.paid"}
 """What somebody else does while a command runs."""
@@ -75,8 +83,10 @@ STAND_INS = {
     "openssl": "import secrets, sys\nprint(secrets.token_hex(int(sys.argv[3])))",
     "curl": (
         "import sys, urllib.request as web\n"
-        "headers = dict(one.split(': ') for word, one in zip(sys.argv, sys.argv[1:]) if word == '-H')\n"
-        "print(web.urlopen(web.Request(sys.argv[-1], headers=headers)).read().decode())"
+        "given = list(zip(sys.argv, sys.argv[1:]))\n"
+        "headers = dict(one.split(': ') for word, one in given if word == '-H')\n"
+        "data = next((one.encode() for word, one in given if word == '-d'), None)\n"
+        "print(web.urlopen(web.Request(sys.argv[-1], data, headers)).read().decode())"
     ),
 }
 """Other people's tools that pages use, for machines that have nothing but Python."""

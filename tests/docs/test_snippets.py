@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import subprocess
@@ -41,11 +42,13 @@ def test_programs_run(page: Path, tmp_path: Path) -> None:
     secrets = set(re.findall(r'environ\["(\w+)"\]|_env="(\w+)"', page.read_text()))
     env = {variable: SECRET for pair in secrets for variable in pair if variable}
     env |= dict.fromkeys((f"ONCEHOOK_S3_{word}" for word in ("BUCKET", "REGION", "ACCESS_KEY", "SECRET_KEY")), "files")
+    if "export ONCEHOOK_SECRET_KEY=" in page.read_text():
+        env["ONCEHOOK_SECRET_KEY"] = base64.b64encode(bytes(range(32))).decode()
     (tmp_path / "oncehook.toml").write_text("")
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.programs", str(page)],
         cwd=tmp_path,
-        env={**os.environ, **env, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **env, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))},
         capture_output=True,
         text=True,
         timeout=120,

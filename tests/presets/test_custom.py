@@ -256,7 +256,7 @@ def test_a_preset_of_another_package_in_the_settings(site: Path, tmp_path: Path)
 
 def test_a_preset_of_another_package_on_the_command_line(site: Path, tmp_path: Path) -> None:
     install(site, acme="acme_oncehook:PRESET")
-    env = {**os.environ, "PYTHONPATH": str(site)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, "-m", "oncehook", "send", "--list"], cwd=tmp_path, env=env, capture_output=True, text=True
     )

@@ -286,7 +286,10 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Non
         found |= {source: about.preset for source, about in loaded.config.source.items()}
     assert name in found.values()
     lines = re.findall(r"(?m)^(?:\$ )?oncehook send (\S+) (\S+)(.*)$", page)
-    assert {kind.removeprefix("--") for _, kind, _ in lines} >= set(presets.load(name).samples), "one is not shown"
+    others = set(re.findall(r"`(\S+)`", page.partition("\nOther samples: ")[2].partition(".\n")[0]))
+    assert others <= set(presets.load(name).samples)
+    shown = {*(kind.removeprefix("--") for _, kind, _ in lines), *others}
+    assert shown >= set(presets.load(name).samples), "one is not shown"
     for source, kind, rest in lines:
         assert source == name or found.get(source) == name
         assert kind in {*presets.load(name).samples, "--batch"} or "--file" in rest

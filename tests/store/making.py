@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Protocol
 
+from oncehook import portal
 from oncehook.admin import Admin
+from oncehook.bodies import Bodies
+from oncehook.define import Define
+from oncehook.definitions import Definitions
 from oncehook.destinations.base import Destination
 from oncehook.ingest import ClosedReceiver, Receiver
 from oncehook.model import (
@@ -35,6 +39,7 @@ from oncehook.model import (
     StoredReplay,
     Verdict,
     digest,
+    fair_hash,
     key_hash,
     new_id,
     subject_key,
@@ -42,8 +47,10 @@ from oncehook.model import (
 from oncehook.observe import Observer
 from oncehook.reports import RunningReceiver
 from oncehook.routes import Route
+from oncehook.settings.stored import Vault
 from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
+from oncehook.store.cipher import Cipher
 from oncehook.upkeep import Limits
 
 DAY = 86400.0
@@ -68,8 +75,11 @@ class AdminOnly:
     ) -> None:
         self.store, self.limits = store, limits or Limits()
         self.sources, self.destinations, self.routes = sources or {}, dict(destinations or {}), list(routes)
+        self.bodies = Bodies(lambda: store, None)
         self.nudges: list[int] = []
         self.receivers: Sequence[RunningReceiver] = ()
+        self.settings, self.vault, self.is_started = None, Vault(Cipher()), False
+        self.definitions = Definitions(self)
         store.free_disk = lambda: free  # type: ignore[method-assign]
         self.admin = Admin(self)
 
@@ -77,11 +87,27 @@ class AdminOnly:
     def receiver(self) -> Receiver:
         return ClosedReceiver(self.sources, self.store, lambda *_: (), Observer("sqlite"))
 
+    @property
+    def define(self) -> Define:
+        return Define(self)
+
+    def note_changed(self, destination_ids: Collection[int] | None) -> None:
+        """Nobody works here."""
+
+    def note_source(self, source: Source) -> None:
+        """Nobody receives here."""
+
+    def portal_link(self, account: str | int, *, name: str, expires: str | float) -> str:
+        return portal.make_link(self.vault, account, name, expires)
+
     def nudge(self) -> None:
         self.nudges.append(1)
 
     async def write_counts(self) -> None:
         """Nothing is counted here."""
+
+    def kept_for(self) -> Mapping[str, float]:
+        return {"": 30 * DAY}
 
 
 def item(
@@ -99,6 +125,8 @@ def item(
     rank_scope: str | None = None,
     marks: Mark = Mark.none,
     options: Options = Options.none,
+    fair: str | None = None,
+    account: str | None = None,
 ) -> Item:
     """One event; `to` are the destinations it goes to, by name and number."""
     event_id = event_id or new_id()
@@ -107,7 +135,7 @@ def item(
         event_id=event_id,
         type=type_,
         key=None if parts is None else "|".join(parts),
-        key_hash=None if parts is None else key_hash(source, parts),
+        key_hash=None if parts is None else key_hash(source, parts, account),
         keep=keep,
         subject=subject,
         body=body,
@@ -120,11 +148,13 @@ def item(
             Planned(
                 DeliveryId.of(event_id, number),
                 number,
-                None if subject is None else subject_key(name, source, subject),
+                None if subject is None else subject_key(name, source, subject, account),
                 int(options),
+                None if fair is None else fair_hash(fair),
             )
             for name, number in to
         ],
+        account=account,
     )
 
 
@@ -219,9 +249,10 @@ async def take(
     priority: Priority = Priority.live,
     crash_tolerance: int = 0,
     probe: float = 30.0,
+    fair: bool = False,
 ) -> list[Lease]:
     """Lease what may be leased of one destination."""
-    return await store.lease([LeaseRequest(to, limit, lease, priority, crash_tolerance, probe)])
+    return await store.lease([LeaseRequest(to, limit, lease, priority, crash_tolerance, probe, fair)])
 
 
 async def take_one(store: Store, **about: Any) -> Lease:

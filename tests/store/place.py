@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -20,16 +21,29 @@ def patient(**limits: float) -> Timeouts:
     return Timeouts(**{**long, **limits})  # type: ignore[arg-type]
 
 
-class Place:
-    """A schema on the session's server, and a connection to look at it from outside. `bare`: it is not there yet."""
+@contextlib.contextmanager
+def own_database(url: str, name: str) -> Iterator[str]:
+    """A new database of this name on a server, until the end."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        yield f"{url.rpartition('/')[0]}/{name}"
+        connection.execute(f"DROP DATABASE {name}")
 
-    def __init__(self, *, bare: bool = False) -> None:
+
+class Place:
+    """A schema on the session's server, and a connection to look at it from outside. `bare`: it is not there yet.
+
+    `apart`: it is in a database of its own, where no transaction of another test keeps dead rows from being tidied up.
+    """
+
+    def __init__(self, *, bare: bool = False, apart: bool = False) -> None:
         self.server = shared_postgres()
         self._lent = contextlib.ExitStack()
-        self._bare = bare
+        self._bare = bare = bare or apart
         self.schema = fresh_schema() if bare else self._lent.enter_context(built_schema())
-        self.url = f"{self.server.url}?application_name={self.schema}"
-        self.connection = psycopg.connect(self.server.url, autocommit=True)
+        base = self._lent.enter_context(own_database(self.server.url, self.schema)) if apart else self.server.url
+        self.url = f"{base}?application_name={self.schema}"
+        self.connection = psycopg.connect(base, autocommit=True)
         self.stores: list[PostgresStore] = []
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from oncehook.model import SIGNS, Clause, Engine, Filter, read_number
 from oncehook.query import parse
@@ -221,7 +222,9 @@ def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
 
         def says(body: bytes, *asked: Clause) -> bool:
             text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + read.SAYS
-            [(n,)] = connection.execute(text, {"body": body, "clauses": encode_clauses(asked, str)})
+            required = [clause for clause in asked if not clause.negated]
+            values = {"clauses": encode_clauses(asked, str), "required": encode_clauses(required, str)}
+            [(n,)] = connection.execute(text, {"body": body, **values} | ({} if required else {"required": None}))
             return bool(n)
 
         yield says
@@ -251,7 +254,8 @@ def test_python_is_asked_about_few() -> None:
         }.items():
             told.clear()
             found = connection.execute(
-                "SELECT 1 FROM events e WHERE true " + read.SAYS, [encode_clauses([clause], str)]
+                "SELECT 1 FROM events e WHERE true " + read.SAYS,
+                dict.fromkeys(("clauses", "required"), encode_clauses([clause], str)),
             )
             assert len(found.fetchall()) <= len(told) == few, clause
 
@@ -353,6 +357,11 @@ def test_engines_agree_with_a_model(
     both = (clause, Clause(("a",), "=", "1"))
     expected = expected and holds(both[1], value)
     assert (sqlite_says(body, *both), postgres_says(body, *both)) == (expected, expected)
+    opposite = replace(clause, negated=True)
+    assert sqlite_says(body, opposite) == postgres_says(body, opposite) == (not holds(clause, value))
+    mixed = (opposite, both[1])
+    expected = not holds(clause, value) and holds(both[1], value)
+    assert (sqlite_says(body, *mixed), postgres_says(body, *mixed)) == (expected, expected)
 
 
 @given(body=st.binary(max_size=60) | st.text('{}[]":,\\u0d8a 1e-.tfn\0\x80', max_size=40).map(str.encode))
@@ -366,3 +375,5 @@ def test_nothing_is_raised(sqlite_says: Says, postgres_says: Says, body: bytes) 
         said = sqlite_says(body, clause), postgres_says(body, clause)
         if not isinstance(value, dict | list):
             assert said == (False, False)
+        opposite = replace(clause, negated=True)
+        assert (sqlite_says(body, opposite), postgres_says(body, opposite)) == tuple(not one for one in said)

@@ -35,17 +35,17 @@ async def test_after_a_crash_it_runs_alone(ground: Ground, store: Store) -> None
     ground.forward(11)
     assert await take(store) == []
     next_due = await store.next_due([1])
-    assert set(next_due.quarantined) == {1}
+    assert set(next_due.of(Priority.quarantined)) == {1}
     assert {one.status for one in [await look(store, one) for one in made]} == {DeliveryStatus.pending}
     assert [(await look(store, one)).attempts for one in made] == [0, 0, 0]
     alone = await take_one(store, limit=1, priority=Priority.quarantined)
     assert (alone.priority, alone.delivery.attempt, alone.deaths) == (Priority.quarantined, 1, 0)
     assert await outcomes(store, alone.delivery.id) == [AttemptOutcome.crashed]
-    assert (await store.next_due([1])).quarantined
+    assert (await store.next_due([1])).of(Priority.quarantined)
     await settle(store, done(alone))
     rest = await take(store, priority=Priority.quarantined)
     assert len(rest) == 2
-    assert not (await store.next_due([1])).quarantined
+    assert not (await store.next_due([1])).of(Priority.quarantined)
     await settle(store, *[done(lease) for lease in rest])
     assert {one.status for one in [await look(store, one) for one in made]} == {DeliveryStatus.done}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ import psycopg
 import pytest
 
 from oncehook.errors import QueryTooWide, Undecryptable
-from oncehook.model import Emission, Evidence, Filter, Intake, Outcome, Priority, Settle, Settlement
+from oncehook.model import (
+    Emission,
+    Evidence,
+    Exchange,
+    Filter,
+    Intake,
+    Outcome,
+    Priority,
+    Rejection,
+    Settle,
+    Settlement,
+)
 from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import MAGIC, Cipher
@@ -98,8 +110,14 @@ async def everything(store: Store) -> dict[str, Any]:
     emission = Emission(
         intake(item("e", body=body(7), source="payments"), source_id=2, head=head), lambda verdict: None
     )
-    await settle(store, Settlement(lease, Settle.retry, evidence=Evidence(500, "HTTP 500", b"c4nary-answer")))
+    exchange = Exchange("POST", "https://c4nary-url", {"x": "c4nary-sent"}, (), b"x: c4nary-got").encode()
+    await settle(store, Settlement(lease, Settle.retry, evidence=Evidence(500, "HTTP 500", b"c4nary-answer", exchange)))
     await settle(store, done(await take_one(store), evidence=Evidence(200, None, b"c4nary-ok"), emits=[emission]))
+    rejected = Rejection("orders", datetime.now(UTC), "signature_invalid", "mismatch", "", 9)
+    rejected.head, rejected.body = b"POST /?c4nary-rejected-head", b"c4nary-rejected-body"
+    await store.record_rejections([rejected], {})
+    [kept] = await store.recent_rejections(1)
+    assert (kept.head, kept.body) == (b"POST /?c4nary-rejected-head", b"c4nary-rejected-body")
     assert emission.verdict is not None
     seen = {
         "event": await event_of(store, first),
@@ -122,6 +140,7 @@ async def everything(store: Store) -> dict[str, Any]:
     assert seen["batch"] == (head, b"[c4nary-raw]")
     assert seen["leased"] == (head, body(1))
     assert [one.evidence.answer for one in seen["attempts"]] == [b"c4nary-answer", b"c4nary-ok"]
+    assert [one.evidence.exchange for one in seen["attempts"]] == [exchange, None]
     assert {one.size for one in seen["listed"]} == {len(body(1))}
     return seen
 
@@ -138,7 +157,8 @@ async def test_what_is_not_encrypted_is_found_in_the_files(ground: Ground) -> No
     async with opened(ground) as store:
         await everything(store)
         held = raw_bytes(ground)
-    for piece in (b"-body", b"-query", b"-head", b"-raw", b"-again", b"-answer", b"-ok"):
+    pieces = (b"-body", b"-query", b"-head", b"-raw", b"-again", b"-answer", b"-ok", b"-url", b"-sent", b"-got")
+    for piece in (*pieces, b"-rejected-head", b"-rejected-body"):
         assert CANARY + piece in held, piece
 
 

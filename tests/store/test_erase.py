@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from oncehook.model import (
     EraseOrder,
     Erasure,
     Evidence,
+    Exchange,
     Filter,
     Mark,
     Options,
     Outcome,
+    Priority,
+    Rejection,
     ReplayState,
     Settle,
     Settlement,
@@ -57,7 +61,10 @@ from tests.store.making import (
 CANARY = "cus_canary_42"
 ORDER = EraseOrder(CANARY, actor="ann", reason="asked by letter 7", spelled=CANARY)
 
-TABLES = ("events", "deliveries", "attempts", "arrivals", "batches", "keys", "ranks", "replays", "audit", "heads")
+TABLES = (
+    *("events", "deliveries", "attempts", "arrivals", "batches", "keys", "ranks", "replays", "audit", "heads"),
+    "rejections",
+)
 
 
 async def erase(store: Store, order: EraseOrder = ORDER, limit: int = 100) -> Erasure:
@@ -94,10 +101,14 @@ async def test_nothing_of_the_subject_is_left(ground: Ground, store: Store) -> N
     lease = await take_one(store)
     await settle(store, retry(lease, error="canary-error"))
     lease = await take_one(store)
-    await settle(store, Settlement(lease, Settle.done, evidence=Evidence(200, answer=b"canary-answer")))
+    exchange = Exchange("POST", "https://crm.example", {"Oncehook-Subject": CANARY}, (), b"x: canary-sent").encode()
+    await settle(store, Settlement(lease, Settle.done, evidence=Evidence(200, None, b"canary-answer", exchange)))
     await settle(store, dead(await take_one(store, to=2), error="canary-error"))
+    rejected = Rejection("orders", datetime.now(UTC), "signature_invalid", "mismatch", "", 9)
+    rejected.head, rejected.body = b"POST /in/orders?canary-head", b"canary-body"
+    await store.record_rejections([rejected], {})
     await replay_all(store, Filter(subject=CANARY), about={"query": f"subject:{CANARY} since:2h"}, force=True)
-    words = (CANARY, "canary-body", "canary-head", "canary-key", "canary-error", "canary-answer")
+    words = (CANARY, "canary-body", "canary-head", "canary-key", "canary-error", "canary-answer", "canary-sent")
     assert set(leaks(ground, *words)) == {*TABLES} - {"keys", "batches", "heads", "audit"}
 
     assert await store.erasable(ORDER) == Erasure(events=1, deliveries=1, attempts=3, arrivals=2)
@@ -283,7 +294,7 @@ async def test_a_replay_of_what_is_erased_ends(store: Store) -> None:
     await erase(store)
     await store.feed_replays()
     assert (await progress(store, bulk)).skipped == 2
-    await finish(store, priority=1)
+    await finish(store, priority=Priority.replay)
     await store.feed_replays()
     ended = await progress(store, bulk)
     assert (ended.state, ended.done, ended.skipped) == (ReplayState.done, 1, 2)

@@ -269,8 +269,10 @@ async def test_a_rate_holds_for_all_that_follow_at_once(ground: Ground, store: S
         async with working(store, crm) as worker:
             for n in (1, 2, 3):
                 await until(lambda n=n: len(crm.begun) == n)  # type: ignore[misc]
-                clock.forward(0.011)
-                passed += 0.011
+                ground.forward(0.011)  # the store grants the moments
+                if ground.engine == "postgres":  # whose clock is not the worker's
+                    clock.forward(0.011)
+                    passed += 0.011
                 worker.wake([1])
             await is_idle(worker)
             assert sorted(crm.running) == sorted(made[:3])

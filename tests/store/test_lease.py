@@ -450,18 +450,18 @@ async def test_what_was_leased_before_the_pause_may_be_settled(store: Store) -> 
 
 async def test_the_outlook(ground: Ground, store: Store) -> None:
     await deliver_one(store)
-    assert set((await store.next_due([1])).live) == {1}
+    assert set((await store.next_due([1])).of(Priority.live)) == {1}
     assert not (await store.next_due([2])).is_due
-    assert await store.next_due([]) == Outlook(set(), set(), set())
+    assert await store.next_due([]) == Outlook({priority: set() for priority in Priority})
     await settle(store, retry(await take_one(store), 400.0))
     due_in = (await store.next_due([1, 2])).due_in
     assert due_in is not None
     assert 300 < due_in <= 400
     await deliver_one(store, to=MAIL)
     next_due = await store.next_due([1, 2])
-    assert (set(next_due.live), next_due.due_in is not None) == ({2}, True)
+    assert (set(next_due.of(Priority.live)), next_due.due_in is not None) == ({2}, True)
     ground.forward(401)
-    assert set((await store.next_due([1])).live) == {1}
+    assert set((await store.next_due([1])).of(Priority.live)) == {1}
 
 
 async def test_what_has_become_due_since(ground: Ground, store: Store) -> None:
@@ -475,13 +475,14 @@ async def test_what_has_become_due_since(ground: Ground, store: Store) -> None:
     ground.forward(1)
     await deliver_one(store, to=MAIL)
     second = await store.next_due([], first.looked_at)
-    assert (set(second.live), set(second.replay), set(second.quarantined)) == ({2}, set(), set())
+    assert {priority for priority in Priority if second.of(priority)} == {Priority.live}
+    assert set(second.of(Priority.live)) == {2}
     ground.forward(100)
     third = await store.next_due([], second.looked_at)
     ground.forward(100)
     assert not (await store.next_due([], third.looked_at)).is_due
     ground.forward(300)
-    assert set((await store.next_due([], third.looked_at)).live) == {1}
+    assert set((await store.next_due([], third.looked_at)).of(Priority.live)) == {1}
 
 
 async def test_a_breaker_whose_time_has_passed_is_noticed(ground: Ground, store: Store) -> None:
@@ -493,7 +494,7 @@ async def test_a_breaker_whose_time_has_passed_is_noticed(ground: Ground, store:
     ground.forward(100)
     looked_at = (await store.next_due([], looked_at)).looked_at
     ground.forward(200)
-    assert 1 in (await store.next_due([], looked_at)).live
+    assert 1 in (await store.next_due([], looked_at)).of(Priority.live)
 
 
 async def test_somebody_is_woken_when_something_may_be_due(ground: Ground) -> None:

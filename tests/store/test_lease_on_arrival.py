@@ -66,7 +66,7 @@ class Admin:
         self.begun: list[Lease] = []
         store.observer.taker = self
 
-    def reserve(self, destination_id: int) -> float | None:
+    def reserve(self, destination_id: int, priority: Priority) -> float | None:
         if not self.places or self.only not in (None, destination_id):
             return None
         self.places -= 1
@@ -584,9 +584,9 @@ async def _crashed_elsewhere(ground: Ground, store: Store, worker: Worker) -> by
     store.observer.wake, store.observer.taker = (lambda due: None), None
     made = await deliver_one(store)
     if ground.engine == "postgres":
-        ground.sql(f"UPDATE {table} SET turn = 2, crashes = 1 WHERE subject_key = $1::text::uuid", made.hex())
+        ground.sql(f"UPDATE {table} SET turn = 4, crashes = 1 WHERE subject_key = $1::text::uuid", made.hex())
     else:
-        ground.sql(f"UPDATE {table} SET turn = 2, crashes = 1 WHERE subject_key = ?", made)
+        ground.sql(f"UPDATE {table} SET turn = 4, crashes = 1 WHERE subject_key = ?", made)
     store.observer.wake, store.observer.taker = worker.wake, worker
     worker.wake()
     return made

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from msgspec.structs import replace
+
 from oncehook.model import Filter, Outcome, Page, Rejection, new_id
 from oncehook.store.base import KEPT_REJECTIONS, Store
 from tests.store.conftest import Ground
-from tests.store.making import intake, item, keep, record
+from tests.store.making import DAY, event_of, intake, item, keep, record
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -97,8 +99,12 @@ async def test_rejections_come_newest_first(store: Store) -> None:
     sent = [rejection(number) for number in range(10)]
     await store.record_rejections(sent[:4], {})
     await store.record_rejections(sent[4:], {})
-    assert await store.recent_rejections() == sent[::-1]
-    assert await store.recent_rejections(3) == sent[:-4:-1]
+    found = await store.recent_rejections()
+    assert [replace(one, n=0) for one in found] == sent[::-1]
+    assert [one.id for one in await store.recent_rejections(3)] == [one.id for one in sent[:-4:-1]]
+    older = await store.recent_rejections(4, before=found[2].n)
+    assert [one.id for one in older] == [one.id for one in found[3:7]]
+    assert await store.recent_rejections(before=found[-1].n) == []
 
 
 async def test_the_ring_of_rejections_is_bounded(ground: Ground, store: Store) -> None:
@@ -106,10 +112,26 @@ async def test_the_ring_of_rejections_is_bounded(ground: Ground, store: Store) -
     await store.record_rejections(sent[:700], {})
     await store.record_rejections(sent[700:], {})
     assert ground.sql("SELECT count(*) FROM rejections") == [(KEPT_REJECTIONS,)]
-    assert await store.recent_rejections(KEPT_REJECTIONS) == sent[: -KEPT_REJECTIONS - 1 : -1]
+    kept = await store.recent_rejections(KEPT_REJECTIONS)
+    assert [one.id for one in kept] == [one.id for one in sent[: -KEPT_REJECTIONS - 1 : -1]]
     more = [rejection(number) for number in range(KEPT_REJECTIONS * 2 + 7)]
     await store.record_rejections(more, {})
-    assert await store.recent_rejections(5) == more[:-6:-1]
+    assert [one.id for one in await store.recent_rejections(5)] == [one.id for one in more[:-6:-1]]
+
+
+async def test_the_bytes_of_a_rejection_are_kept_for_a_week(ground: Ground, store: Store) -> None:
+    event = await event_of(store, *await keep(store, item("now")))
+    kept, bare = rejection(1), rejection(2)
+    kept.head, kept.body, kept.at = b"POST /in/orders", b"\x00{", event.received_at
+    await store.record_rejections([kept, bare], {})
+    shown = await store.recent_rejections()
+    assert [(one.head, one.body) for one in shown] == [(None, None), (b"POST /in/orders", b"\x00{")]
+    assert not (await store.prune({}, otherwise=30 * DAY)).others
+    assert (await store.recent_rejections())[1].head == b"POST /in/orders"
+    ground.forward(8 * DAY)
+    assert (await store.prune({}, otherwise=30 * DAY)).others == 1
+    assert [(one.head, one.body) for one in await store.recent_rejections()] == [(None, None)] * 2
+    assert not (await store.prune({}, otherwise=30 * DAY)).others
 
 
 async def test_what_a_stranger_wrote_does_not_spoil_the_ring(store: Store) -> None:
@@ -118,8 +140,8 @@ async def test_what_a_stranger_wrote_does_not_spoil_the_ring(store: Store) -> No
 
 
 async def test_rejections_are_counted(store: Store) -> None:
-    await store.record_rejections([], {(1, "rejected"): 5, (2, "rejected"): 1})
-    await store.record_rejections([rejection(1)], {(1, "rejected"): 2})
+    await store.record_rejections([], {(1, 0, "rejected"): 5, (2, 0, "rejected"): 1})
+    await store.record_rejections([rejection(1)], {(1, 0, "rejected"): 2})
     figures = await store.figures()
     assert figures.by_source == {"orders": {"rejected": 7}, "payments": {"rejected": 1}}
 

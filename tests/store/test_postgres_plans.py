@@ -7,6 +7,7 @@ touch no more pages than before. A sequential scan of a table of one page is no 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from oncehook.model import (
     Intake,
     Lease,
     LeaseRequest,
+    LimitRequest,
     Options,
     Priority,
     Settle,
@@ -33,11 +35,13 @@ from oncehook.store.postgres.admin import CONTINUE_QUEUES, RUN_AGAIN
 from oncehook.store.postgres.connection import Connection, Database, Ids, Integers, connect
 from oncehook.store.postgres.intake import INTAKE, IntakeRows
 from oncehook.store.postgres.queue import (
+    ALLOW,
     LEASE,
     NEXT_DUE,
     RENEW,
     SETTLE,
     UPDATE_BREAKERS,
+    allow_parameters,
     breaker_parameters,
     lease_parameters,
     renew_parameters,
@@ -48,7 +52,7 @@ from tests.store.place import Place
 
 TABLES = (
     *("arrivals", "attempts", "batches", "counters", "deliveries", "destination_state", "events", "heads", "keys"),
-    *("ranks", "replay_items", "replays"),
+    *("limits", "places", "ranks", "replay_items", "replays"),
 )
 
 # So many rows of everything, that nothing here refers to: subjects with a head and some that wait, dead letters, done
@@ -71,10 +75,12 @@ INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind, statu
   SELECT md5('delivery' || n)::uuid, md5('event' || n)::uuid, 1000 + n, md5('subject' || n / 4)::uuid, n % 4 > 0,
     CASE n % 7 WHEN 0 THEN 'done' WHEN 1 THEN 'dead' ELSE 'pending' END
   FROM generate_series({first}, {last}) n;
-INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id, leased)
+INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id, leased, fair)
   SELECT md5('subject' || n / 4)::uuid, 1000 + n, now() + interval '1 hour', md5('delivery' || n)::uuid,
-    md5('event' || n)::uuid, n % 8 = 0
+    md5('event' || n)::uuid, n % 8 = 0, CASE WHEN n % 16 = 0 THEN n END
   FROM generate_series({first}, {last}) n WHERE n % 4 = 0;
+INSERT INTO limits SELECT 1000 + n, now() FROM generate_series({first}, {last}) n;
+INSERT INTO places SELECT 1000 + n, 'w', 1, 1, 10.0, now() FROM generate_series({first}, {last}) n;
 INSERT INTO attempts (delivery_id, fence, run, n, started_at, ended_at, outcome)
   SELECT md5('delivery' || n)::uuid, n, 1, 1, now(), now(), 'done' FROM generate_series({first}, {last}) n;
 INSERT INTO ranks SELECT 1000 + n, 1, 'scope-' || n, 1, now() FROM generate_series({first}, {last}) n;
@@ -155,6 +161,8 @@ async def set_scene(store: PostgresStore, n: int) -> Scene:
         await deliver(store, *subjects, **about)
         return await take(store)
 
+    for k in range(5):
+        await deliver(store, None, None, fair=f"{k}", options=Options.high)
     dying = await leased(*[f"dead-{n}-{k}" for k in range(5)])
     await settle(store, *[dead(lease) for lease in dying])
     return Scene(
@@ -194,6 +202,11 @@ CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
         LEASE,
         lambda s: lease_parameters([LeaseRequest(1, 10, 30.0), LeaseRequest(1, 3, 30.0, Priority.replay)], 1, "w"),
     ),
+    "lease, in rounds": (
+        LEASE,
+        lambda s: lease_parameters([LeaseRequest(1, 10, 30.0, Priority.high, fair=True)], 1, "w"),
+    ),
+    "allow": (ALLOW, lambda s: list(allow_parameters("w", [LimitRequest(1, 10.0, 50.0, 5, 16, 0, 16)]))),
     "renew": (RENEW, lambda s: list(renew_parameters([*s.plain, *s.followed]))),
     "outlook": (NEXT_DUE, lambda s: [Integers([1, 2]), None]),
     "settle, plain": (SETTLE, lambda s: ends(s.plain, Settle.done)),
@@ -227,6 +240,13 @@ async def cost(connection: Connection, scene: Scene) -> dict[str, int]:
         await pages(connection, statement, parameters(scene))  # the first time it may find entries to be tidied up
         found[name] = await pages(connection, statement, parameters(scene))
     return found
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    made = Place(apart=True)
+    yield made
+    await made.remove()
 
 
 @pytest.fixture
@@ -295,6 +315,32 @@ async def test_a_deep_subject_costs_a_lease_nothing(place: Place, session: tuple
         """
     )
     assert await pages(connection, LEASE, asked) <= before + 20
+
+
+async def test_a_value_with_many_waiting_costs_a_round_nothing(
+    place: Place, session: tuple[PostgresStore, Connection]
+) -> None:
+    """100,000 of one customer, due for longer than what the others have; as many customers with nothing due."""
+    store, connection = session
+    for n in range(50):
+        await deliver(store, *[None] * 10, fair=f"v{n}")
+    asked = lease_parameters([LeaseRequest(1, 16, 30.0, fair=True)], 1)
+    await pages(connection, LEASE, asked)
+    before = await pages(connection, LEASE, asked)
+    add = """
+        INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id, fair)
+        SELECT md5({0} || n::text)::uuid, 1, now() {1}, h.delivery_id, h.event_id, {2}
+        FROM generate_series(1, 100000) n, (SELECT * FROM heads LIMIT 1) h
+        """
+    place.sql(add.format("'big'", "- interval '1 hour'", 1 << 62))
+    place.sql("ANALYZE heads")  # now there seems to be one value only
+    await pages(connection, LEASE, asked)
+    big = await pages(connection, LEASE, asked)
+    assert big <= 1.5 * before + 20, "an index that is one level deeper has a page more on each way down"
+    owners = Counter(lease.event.id for lease in await store.lease([LeaseRequest(1, 16, 30.0, fair=True)]))
+    assert len(owners) >= 15, "no more than one of them is the large customer's"
+    place.sql(add.format("'idle'", "+ interval '1 hour'", "n * 92233720368547"))
+    assert await pages(connection, LEASE, asked) <= 2 * before, "a bounded number of steps, and then by due time"
 
 
 async def test_a_lease_costs_the_same_with_many_destinations(

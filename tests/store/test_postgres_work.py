@@ -259,8 +259,8 @@ async def test_one_probe_for_all_processes(place: Place) -> None:
     breaker = Breaker(failures=1, open=0.01)
     await settle(stores[0], failed((await take(stores[0], limit=1))[0], breaker))
     await asyncio.sleep(0.05)
-    place.sql("UPDATE heads SET turn = get_byte(uuid_send(subject_key), 13) % 3 WHERE NOT leased")
-    wants = [LeaseRequest(1, 5, 30.0, priority) for priority in (Priority.live, Priority.replay, Priority.quarantined)]
+    place.sql("UPDATE heads SET turn = get_byte(uuid_send(subject_key), 12) % 4 WHERE NOT leased")
+    wants = [LeaseRequest(1, 5, 30.0, priority) for priority in Priority]
     found = await asyncio.gather(*[store.lease(wants) for store in stores for _ in range(4)])
     assert sum(len(leases) for leases in found) == 1
     [[probe]] = [leases for leases in found if leases]
@@ -401,6 +401,7 @@ async def listening(place: Place) -> tuple[PostgresStore, asyncio.Event]:
 def listeners(place: Place) -> list[int]:
     found = place.sql(
         f"SELECT pid FROM pg_stat_activity WHERE application_name = '{place.schema}' AND query LIKE '%LISTEN%'"
+        " AND query NOT LIKE '%definitions%'"
     )
     return [pid for (pid,) in found]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from oncehook.model import Item, Mark, Outcome, digest
+from oncehook.model import Item, Mark, Outcome, digest, fair_hash
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
-from tests.store.making import CRM, DAY, event_of, intake, item, keep, outcomes, record
+from tests.store.making import CRM, DAY, MAIL, event_of, intake, item, keep, outcomes, record
 
 ACCEPTED, DUPLICATE, CONFLICT = Outcome.accepted, Outcome.duplicate, Outcome.conflict
 
@@ -106,3 +106,26 @@ async def test_a_proof_is_forgotten_with_its_key(store: Store, ground: Ground) -
     for _ in range(3):
         await store.prune({}, 365 * DAY, limit=100)
     assert ground.sql("SELECT count(*) FROM proofs") == [(0,)]
+
+
+async def test_account_and_value_stay_with_their_event_in_any_group(store: Store, ground: Ground) -> None:
+    """Whatever else is in the group: copies of what is known, copies of each other, and events with a proof."""
+    await record(store, intake(item("1", account="a", to=[CRM], fair="v0")))
+    group = [
+        item("1", account="a", to=[CRM], fair="copy"),
+        item("1", account="b", to=[CRM], fair="v1"),
+        item("2", to=[CRM]),
+        item("1", account="b", to=[MAIL], fair="copy"),
+        proven("3", account="c", to=[CRM, MAIL], fair="v3"),
+        item(account="d", to=[MAIL], fair="v4"),
+    ]
+    verdicts = await record(store, *map(intake, group))
+    assert outcomes(verdicts) == [DUPLICATE, ACCEPTED, ACCEPTED, DUPLICATE, ACCEPTED, ACCEPTED]
+    rows = ground.sql(
+        "SELECT e.account, d.destination_id, d.fair, h.fair FROM events e JOIN deliveries d ON d.event_id = e.id"
+        " JOIN heads h ON h.delivery_id = d.id ORDER BY d.seq"
+    )
+    expected = [("a", CRM, "v0"), ("b", CRM, "v1"), (None, CRM, None), ("c", CRM, "v3"), ("c", MAIL, "v3"),
+                ("d", MAIL, "v4")]  # fmt: skip
+    hashes = [None if value is None else fair_hash(value) for _, _, value in expected]
+    assert rows == [(account, to[1], of, of) for (account, to, _), of in zip(expected, hashes, strict=True)]

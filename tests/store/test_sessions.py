@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from oncehook.model import StoredSession
 from oncehook.store.base import Store
 from oncehook.web.auth import hash_of
@@ -49,6 +51,30 @@ async def test_the_oldest_make_room(ground: Ground, store: Store) -> None:
         ground.forward(1)
     found = [await store.get_session(hash_of(f"{n}")) is not None for n in range(5)]
     assert found == [False, False, True, True, True]
+
+
+async def test_sessions_of_customers_push_out_nobody_else(ground: Ground, store: Store) -> None:
+    await store.begin_session(session("operator"), HOUR, at_most=2)
+    for n in range(4):
+        ground.forward(1)
+        customer = StoredSession(hash_of(f"{n}"), "portal 42", "admin", b"proof", "42")
+        await store.begin_session(customer, HOUR, at_most=2)
+    found = [await store.get_session(hash_of(name)) is not None for name in ("operator", "0", "1", "2", "3")]
+    assert found == [True, False, False, True, True]
+    kept = await store.get_session(hash_of("3"))
+    assert kept is not None
+    assert kept.account == "42"
+
+
+async def test_a_link_is_taken_once_and_forgotten_after_its_end(ground: Ground, store: Store) -> None:
+    assert await store.take_link(b"a" * 32, HOUR)
+    assert not await store.take_link(b"a" * 32, HOUR)
+    assert await store.take_link(b"b" * 32, 3 * HOUR)
+    taken = await asyncio.gather(*[store.take_link(b"c" * 32, 3 * HOUR) for _ in range(10)])
+    assert sorted(taken) == [False] * 9 + [True]
+    ground.forward(2 * HOUR)
+    assert (await store.prune({}, 30 * 24 * HOUR)).others == 1
+    assert not await store.take_link(b"b" * 32, HOUR)
 
 
 async def test_after_a_restore_nobody_is_in(store: Store) -> None:

@@ -60,17 +60,17 @@ async def test_values_pass_as_they_are_and_nobodys_adapter_is_replaced(
         assert sqlite3.adapt(same) is same
 
 
-async def test_an_old_library_is_named_at_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_old_library_is_a_finding_of_doctor_and_no_warning_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The first line of a newcomer's first server would be about a bug that cannot touch it."""
     assert "WAL-reset" in (connection.warn_of_old_library((3, 51, 2)) or "")
     assert connection.warn_of_old_library((3, 51, 3)) is None
-    monkeypatch.setattr(connection, "warn_of_old_library", lambda: "SQLite 3.1.4 has the WAL-reset bug")
     with caplog.at_level(logging.WARNING, "oncehook"):
         store = SqliteStore(tmp_path / "inbox.db")
         await store.open()
         await store.close()
-    assert [vars(record).get("moment") for record in caplog.records] == ["store.old_library"]
+    assert not caplog.records
 
 
 async def test_the_next_group_is_begun_before_the_last_is_answered(tmp_path: Path) -> None:

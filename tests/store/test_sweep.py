@@ -19,6 +19,7 @@ from oncehook.model import (
     StoredWorker,
 )
 from oncehook.store.base import Store
+from oncehook.store.sqlite import upkeep as sqlite_upkeep
 from tests.store.conftest import Ground
 from tests.store.making import (
     CRM,
@@ -217,6 +218,17 @@ async def test_a_raw_request_of_a_later_arrival_stays_while_its_event_does(groun
     await finish(store)
     await prune(store)
     assert count(ground, "batches") == 0
+
+
+async def test_many_sources_have_their_turn_until_nothing_is_left(
+    ground: Ground, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy one among very many is not left behind after each batch."""
+    monkeypatch.setattr(sqlite_upkeep, "_SOURCES", 1)
+    await keep(store, *[item() for _ in range(5)])
+    await keep(store, *[item(source="payments") for _ in range(5)], source_id=2)
+    ground.forward(2 * DAY)
+    assert (await prune(store, limit=2)).events == 10
 
 
 async def test_a_replay_of_what_was_pruned_meanwhile(ground: Ground, store: Store) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from oncehook import clock
 from oncehook.destinations.base import WELL, Destination, Result, Terms
-from oncehook.model import Category, Expired, Lease, Settlement
+from oncehook.model import BreakerChange, Category, Expired, Lease, Settlement
 from oncehook.store.base import Store
 from oncehook.worker import Worker
 from tests.waiting import until
@@ -83,6 +83,7 @@ class Noted:
         self.settled: list[Settlement] = []
         self.lost: list[Lease] = []
         self.expired: list[Expired] = []
+        self.breakers: list[BreakerChange] = []
 
     def note_attempt(self, destination: Destination, settled: Settlement) -> None:
         self.settled.append(settled)
@@ -93,6 +94,9 @@ class Noted:
     def lease_expired(self, destination: Destination, expired: Expired) -> None:
         self.expired.append(expired)
 
+    def breaker(self, destination: Destination, change: BreakerChange) -> None:
+        self.breakers.append(change)
+
 
 @asynccontextmanager
 async def working(
@@ -102,6 +106,7 @@ async def working(
     worker = Worker(store, destinations, observer or Noted(), concurrency=concurrency)
     store.observer.wake, store.observer.taker = worker.wake, worker  # type: ignore[method-assign]
     store.observer.note_expired = worker.note_expired  # type: ignore[method-assign]
+    store.observer.note_breaker = worker.note_breaker  # type: ignore[method-assign]
     await worker.start()
     try:
         yield worker

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
 from unittest.mock import patch
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from oncehook.web.api.endpoints import ENDPOINTS
 from oncehook.web.auth import Role, Throttle
@@ -206,7 +206,11 @@ def try_page(
 
 
 def _asks_to_log_in(answer: Answered) -> bool:
-    return answer.headers.get("location", "").endswith("/login") or (answer.status == 200 and "Log in" in answer.text)
+    """Tell whether an answer is our login, or leads there and from there to nothing but a page of ours."""
+    leads = urlsplit(answer.headers.get("location", ""))
+    back = urlsplit(dict(parse_qsl(leads.query)).get("to", "/"))
+    is_ours = not leads.netloc and leads.path.endswith("/login") and not back.netloc and back.path.startswith("/")
+    return is_ours or (answer.status == 200 and "Log in" in answer.text)
 
 
 def try_endpoint(tally: Tally, house: House, method: str, path: str, needed: int, cookie: dict[str, str]) -> None:

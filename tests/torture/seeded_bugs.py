@@ -376,11 +376,11 @@ def worker_clock_for_expiry() -> None:
     """The time by which leases end is the worker's own."""
     own = "(now() + make_interval(secs => current_setting('seeded.clock')::float8))"
     reword_function("lease", ("now()", own))
-    reword(postgres_queue.LEASE, ("$8", "CASE WHEN set_config('seeded.clock', $9, false) <> '' THEN $8 END"))
+    reword(postgres_queue.LEASE, ("$8", "CASE WHEN set_config('seeded.clock', $10, false) <> '' THEN $8 END"))
     want = postgres_queue.lease_parameters
 
-    def by_own_clock(wants: Sequence[LeaseRequest], slot: int, worker: str | None = None) -> list[Any]:
-        return [*want(wants, slot, worker), str(clock.now() - time.time())]
+    def by_own_clock(*asked: Any) -> list[Any]:
+        return [*want(*asked), str(clock.now() - time.time())]
 
     everywhere(want, by_own_clock)
 

@@ -29,7 +29,7 @@ class Silent:
         self.asked = threading.Event()
         self.may_answer = threading.Event()
 
-    def renew(self, leases: Sequence[Lease]) -> set[int]:
+    def renew(self, leases: Sequence[Lease], worker: str | None = None) -> set[int]:
         self.asked.set()
         assert self.may_answer.wait(60)
         raise StoreUnavailable("no answer")

@@ -17,9 +17,10 @@ from typing import Any, Final, cast
 from oncehook import Event, GiveUp, RetryLater
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import HandlerDestination
-from oncehook.model import Breaker, DeliveryId, Expired, Lease, Settle, Settlement
+from oncehook.ingest import Emitter
+from oncehook.model import Breaker, DeliveryId, Expired, Lease, Options, Settle, Settlement
 from oncehook.retry import Policy
-from oncehook.worker import TIMEOUTS, Worker
+from oncehook.worker import ATTENDED, TIMEOUTS, Worker
 from tests.store.making import intake, item
 from tests.torture.virtual import VirtualHeartbeat, VirtualLoop, VirtualStore
 
@@ -103,10 +104,13 @@ class World:
             timeout=dice.choice((0.7, 3.0)),
             lease=dice.choice((0.6, 2.0)),
             concurrency=dice.choice((1, 3, 16)),
+            is_shared=dice.random() < 0.4,
+            fair=dice.choice((None, "$.account")),
             rate=dice.choice((None, None, 0.7, 4.0, 30.0)),
             breaker=Breaker(failures=dice.choice((2, 5, 1000)), open=dice.choice((1.0, 7.0))),
         )
-        return HandlerDestination(f"d{number}", self._handle, terms, cast("Any", SimpleNamespace(store=self.store)))
+        emitter = Emitter(cast("Any", SimpleNamespace(store=self.store)))
+        return HandlerDestination(f"d{number}", self._handle, terms, emitter)
 
     def complain(self, sentence: str) -> None:
         self.complaints.append(f"{self.loop.moment:.4f} {sentence}")
@@ -279,6 +283,7 @@ class World:
         assert self.worker is not None
         patience, started = self.dice.choice((0.0, 0.3, 5.0)), self.loop.moment
         await self.worker.stop(patience)
+        await self.store.dismiss_worker(self.worker.id)
         self.resting = True
         self.note("stop", str(patience))
         if self.loop.moment - started > patience + TIMEOUTS.grace + DELAYS * 4:
@@ -300,7 +305,8 @@ class World:
     def _record(self, key: str, subject: str | None) -> None:
         chosen = self.dice.sample(self.places, self.dice.randint(1, len(self.places)))
         to = [(place.destination.name, place.destination.id) for place in chosen]
-        made = item(key, subject=subject, to=to)
+        options = self.dice.choice((Options.none, Options.none, Options.high, Options.low))
+        made = item(key, subject=subject, to=to, options=options, fair=self.dice.choice((None, "x", "y", "z")))
         for place in chosen:
             self.orders[place.destination.name, key] = Order(place, subject)
             assert DeliveryId.of(made.event_id, place.destination.id)
@@ -346,9 +352,12 @@ class World:
         worker, number = self.worker, place.destination.id
         if worker is None or worker._stopping or worker._room() < 1:
             return False
-        if worker._slots[number].room(1) < 1:
+        terms, slots = place.destination.terms, worker._slots[number]
+        room = slots.room(1) if terms.rate is not None else terms.concurrency - slots.busy - slots.asked
+        if room < 1:
             return False
-        return number in (await self.store.next_due([number])).live
+        due = await self.store.next_due([number])
+        return any(number in due.of(priority) for priority in ATTENDED)
 
     # -- what must hold in the end -------------------------------------------------------------
 

@@ -175,7 +175,7 @@ class House:
         )
         admin: Sequence[BaseRoute]
         if self.authorize is not None:
-            hosted = dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize)
+            hosted = dashboard.dashboard(self.inbox, self.stream, authorize=self.authorize)
             return Starlette(routes=[Mount(self.prefix, hosted)])
         admin = [
             *api.routes(self.inbox.admin, access, self.stream),

@@ -19,9 +19,11 @@ PAGES = {
     "overview": ("/", "Overview"),
     "events": ("/events", "Events"),
     "dead": ("/dead", "Dead letters"),
+    "rejected": ("/rejected", "Rejected"),
     "replays": ("/replays", "Replays"),
     "sources": ("/sources", "Sources"),
     "destinations": ("/destinations", "Destinations"),
+    "charts": ("/charts", "Charts"),
     "live": ("/live", "Live"),
     "system": ("/system", "System"),
 }
@@ -43,8 +45,11 @@ def views(house: House) -> dict[str, str]:
     waiting, twice = found(house, "destination:n8n status:pending attempts:>1"), found(house, "key:req_twice")
     dead = found(house, "destination:ship status:dead")
     tabs = {f"event-{tab}": f"/events/{dead}?tab={tab}" for tab in ("headers", "deliveries", "subject")}
+    delivered = found(house, "destination:n8n status:done")
     return {
         **{name: path for name, (path, _) in PAGES.items()},
+        "exchange": f"/events/{delivered}?tab=deliveries",
+        "alternatives": "/events?query=status:dead+OR+outcome:conflict",
         "event": f"/events/{waiting}",
         "event-arrivals": f"/events/{twice}?tab=arrivals",
         **tabs,
@@ -145,6 +150,34 @@ def test_every_page_teaches_when_it_is_empty(own_house: House, enter: Enter) -> 
     }.items():
         page.goto(own_house.url + path)
         expect(page.locator("#main")).to_contain_text(words)
+
+
+def test_the_first_hook_brings_the_charts(own_house: House, enter: Enter) -> None:
+    """The page that waits for it becomes the overview by itself, and must be able to draw."""
+    page = enter(own_house, viewport=WIDE)
+    page.goto(own_house.url)
+    expect(page.locator("#main")).to_contain_text("oncehook send whatsapp message.text")
+    own_house.receive("stripe", "invoice.paid")
+    expect(page.locator("oh-chart canvas")).to_have_count(3)
+
+
+def test_an_address_that_is_no_page_is_not_called_pruned(house: House) -> None:
+    cookie = {"cookie": house.login()}
+    unknown = house.ask("GET", "/nonsense", headers=cookie)
+    assert (unknown.status, "pruned" in unknown.text, "no page at this address" in unknown.text) == (404, False, True)
+    gone = house.ask("GET", f"/events/evt_{'0' * 32}", headers=cookie)
+    assert (gone.status, "pruned" in gone.text) == (404, True)
+
+
+def test_a_phone_can_log_out_and_choose_the_clock(own_house: House, enter: Enter) -> None:
+    page = enter(own_house, viewport=PHONE)
+    page.goto(own_house.url + "/system")
+    page.get_by_role("button", name="More").click()
+    rail = page.locator("#rail")
+    rail.get_by_role("button", name="Local").click()
+    expect(rail.get_by_role("button", name="Local")).to_have_attribute("aria-pressed", "true")
+    rail.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("status")).to_contain_text("Logged out")
 
 
 def test_nothing_is_wider_than_a_small_screen(house: House, enter: Enter, tmp_path: Path) -> None:

@@ -125,3 +125,117 @@ def test_keys_are_off_in_fields_and_by_a_switch(house: House, enter: Enter) -> N
     page.keyboard.press("e")
     page.wait_for_timeout(200)
     assert page.url.endswith("/system")
+
+
+def test_what_came_again_is_marked_and_found(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(house.url + "/events?query=outcome:conflict")
+    expect(page.locator(ROWS)).to_have_count(1)
+    expect(page.locator("#total")).to_have_text("1")
+    expect(page.locator(ROWS).locator(".c-arr")).to_contain_text("×2")
+    expect(page.locator(ROWS).locator(".c-arr")).to_contain_text("≠")
+    page.locator(ROWS).locator(".c-arr a").first.click()
+    page.wait_for_url("**?tab=arrivals")
+    expect(page.locator("#head h1")).to_contain_text("×2")
+    expect(page.locator("#head h1")).to_contain_text("conflict")
+
+
+def test_lists_to_choose_from_write_the_query(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(house.url + "/events?query=digital")
+    page.goto(house.url + "/events")
+    page.locator("select[name=choose-source]").select_option("orders")
+    page.wait_for_url("**/events?query=source*")
+    page.locator("select[name=choose-status]").select_option("dead")
+    expect(page.locator(ROWS)).to_have_count(7)
+    assert query_of(page.url) == "source:orders status:dead"
+    expect(page.locator("#total")).to_have_text("7")
+    page.locator("select[name=choose-since]").select_option("24h")
+    page.wait_for_url("**since*")
+    assert query_of(page.url) == "source:orders status:dead since:24h"
+    page.locator("select[name=choose-status]").select_option("")
+    page.wait_for_url(lambda url: "status" not in url)
+    assert query_of(page.url) == "source:orders since:24h"
+
+
+def test_lists_to_choose_from_work_without_script(house: House, enter: Enter) -> None:
+    page = enter(house, java_script_enabled=False)
+    page.goto(house.url + "/events?query=status:dead+OR+status:pending")
+    page.locator("select[name=choose-source]").select_option("orders")
+    page.get_by_role("button", name="Narrow").click()
+    assert query_of(page.url) == "(status:dead OR status:pending) source:orders"
+    expect(page.get_by_label("Query", exact=True)).to_have_value("(status:dead OR status:pending) source:orders")
+
+
+def test_a_wrong_query_is_not_said_to_find_nothing(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(house.url + "/events?query=-statsu:done")
+    expect(page.get_by_role("alert")).to_contain_text('Did you mean "status:"?')
+    expect(page.get_by_text("finds nothing")).to_have_count(0)
+
+
+def test_tab_takes_what_was_begun(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(house.url + "/events")
+    page.keyboard.press("/")
+    page.keyboard.insert_text("-outc")
+    expect(page.locator("#complete [role=option]")).to_have_count(1)
+    page.keyboard.press("Tab")
+    expect(page.locator("#q")).to_have_value("-outcome:")
+    expect(page.locator("#complete")).to_contain_text("-outcome:conflict")
+
+
+def test_numbers_lead_to_their_lists(house: House, enter: Enter) -> None:
+    page = enter(house)
+    places = {"Received": "since:24h", "Duplicates": "outcome:duplicate OR outcome:conflict"}
+    for label, query in places.items():
+        page.goto(house.url + "/?since=24h")
+        page.locator("#stats a", has_text=label).click()
+        page.wait_for_url("**/events?*")
+        assert query_of(page.url) == query
+        expect(page.locator(ROWS).first).to_be_visible()
+    page.goto(house.url + "/")
+    page.locator("#stats a", has_text="Rejected").click()
+    page.wait_for_url("**/rejected")
+    expect(page.locator("article.rejection").first).to_contain_text("stripe")
+
+
+def test_a_rejected_arrival_says_why(own_house: House, enter: Enter) -> None:
+    own_house.receive("stripe", None, forge=True)
+    own_house.do(own_house.inbox.write_counts())
+    page = enter(own_house)
+    page.goto(own_house.url + "/rejected")
+    one = page.locator("article.rejection")
+    expect(one).to_have_count(1)
+    expect(one.locator(".diagnosis")).not_to_be_empty()
+    one.get_by_text("Headers and body").click()
+    expect(one).to_contain_text("stripe-signature")
+    viewer = enter(own_house, "viewer")
+    viewer.goto(own_house.url + "/rejected?source=orders")
+    expect(viewer.get_by_text("None rejected of orders")).to_be_visible()
+
+
+def test_request_and_answer_stand_side_by_side(own_house: House, enter: Enter) -> None:
+    event = own_house.message("5511988880142")
+    own_house.settle()
+    page = enter(own_house, viewport={"width": 1440, "height": 900})
+    page.goto(own_house.url + f"/events/{event}?tab=deliveries")
+    request, answer = page.get_by_label("Request of attempt 1"), page.get_by_label("Answer to attempt 1")
+    expect(request).to_contain_text("POST http://127.0.0.1")
+    expect(request).to_contain_text("webhook-signature: v1,")
+    expect(request).to_contain_text("Signed: evt_")
+    expect(answer).to_contain_text("200")
+    expect(answer).to_contain_text("thank you")
+    expect(answer).to_contain_text("first byte")
+    left, right = request.bounding_box(), answer.bounding_box()
+    assert left is not None
+    assert right is not None
+    assert left["y"] == right["y"]
+    assert left["x"] < right["x"]
+    curl = request.get_by_role("button", name="Copy as curl").get_attribute("data-copy") or ""
+    assert curl.startswith("curl -X POST -H ")
+    page.set_viewport_size({"width": 390, "height": 844})
+    left, right = request.bounding_box(), answer.bounding_box()
+    assert left is not None
+    assert right is not None
+    assert left["y"] < right["y"]

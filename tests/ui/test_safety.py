@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -93,7 +94,7 @@ def test_the_link_ends_after_ten_minutes(own_house: House) -> None:
 def test_a_new_link_is_printed_not_shown(own_house: House, enter: Enter) -> None:
     page = enter(own_house, None)
     page.goto(own_house.url)
-    page.get_by_role("button", name="Print a one-time link").click()
+    page.get_by_role("button", name="Print a login link").click()
     expect(page.get_by_role("status")).to_contain_text("in the terminal")
     (link,) = own_house.links
     assert link.partition("=")[2] not in page.content()
@@ -101,6 +102,25 @@ def test_a_new_link_is_printed_not_shown(own_house: House, enter: Enter) -> None
     expect(page).to_have_title("Overview · oncehook")
     asked = own_house.ask("POST", "/login/link", form={}, headers={**OURS, "x-forwarded-for": "203.0.113.9"})
     assert (asked.status, len(own_house.links)) == (403, 1)
+
+
+def test_the_page_that_was_wanted_is_there_after_the_login(own_house: House, enter: Enter) -> None:
+    wanted = "/events?query=status%3Adead"
+    page = enter(own_house, None)
+    page.goto(own_house.url + wanted)
+    page.get_by_label("Password").fill(TOKENS["admin"])
+    page.get_by_role("button", name="Log in").click()
+    expect(page).to_have_url(own_house.url + wanted)
+    page = enter(own_house, None)
+    page.goto(own_house.url + wanted)
+    page.get_by_role("button", name="Print a login link").click()
+    expect(page.get_by_role("status")).to_contain_text("in the terminal")
+    page.goto(own_house.url + own_house.links[-1])
+    expect(page).to_have_url(own_house.url + wanted)
+    for elsewhere in ("//evil.example/x", "https://evil.example", "/login", "/\\evil.example"):
+        form = {"password": TOKENS["admin"]}
+        answer = own_house.ask("POST", f"/login?{urlencode({'to': elsewhere})}", form=form, headers=OURS)
+        assert answer.headers["location"] == "/"
 
 
 def test_guessing_is_slow(own_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +140,7 @@ def test_the_local_token_is_no_password(shop: House) -> None:
 
 
 def test_pages_want_a_session_and_the_api_a_token(shop: House) -> None:
-    assert shop.ask("GET", "/events", headers=BEARER).headers["location"] == "/login"
+    assert shop.ask("GET", "/events", headers=BEARER).headers["location"] == "/login?to=%2Fevents"
     assert shop.ask("GET", "/api/v1/events", headers={"cookie": shop.login()}).status == 401
     assert shop.ask("GET", "/api/v1/events", headers=BEARER).status == 200
 
@@ -148,7 +168,7 @@ def test_every_route_for_every_role(shop: House, role: str | None) -> None:
         where = f"{role} {method} {path}"
         if role is None:
             assert answer.status in (200, 303), where
-            assert "Log in" in answer.text or answer.headers["location"] == "/login", where
+            assert "Log in" in answer.text or answer.headers["location"].partition("?")[0] == "/login", where
         elif Role[role] < needed:
             assert answer.status == 403, where
         else:

@@ -221,7 +221,7 @@ def loaded_by(program: str, names: tuple[str, ...]) -> list[str]:
     [
         (("version",), 0, ""),
         (("--version",), 0, ""),
-        (("nonsense",), 2, "No such command"),
+        (("nonsense",), 2, 'There is no command "nonsense"'),
         (("serve", "--nonsense"), 2, "No such option"),
         (("serve", "--port", "99999"), 2, "99999"),
         (("send", "orders", "--repeat", "0"), 2, "repeat"),
@@ -488,6 +488,7 @@ def test_what_a_handler_returned_is_shown_on_one_line() -> None:
     made = {
         "run": 1, "attempt": 1, "outcome": "done", "category": None, "status": None, "duration": 0.25, "id": "att_1",
         "started_at": "2026-11-17T12:00:00Z", "error": None, "answer": None, "result": None,
+        "request": None, "times": None,
     }  # fmt: skip
     assert len(attempt_lines(made)) == 1
     assert attempt_lines({**made, "result": 0})[1:] == ["    returned 0"]

@@ -49,17 +49,21 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
     said = {
         "SourceSettings": "preset verify secret verify_token public_url tolerance path key on_missing_key on_conflict "
         "subject type event_time ignore preview rank rank_scope split redact volatile max_body budget keep_keys "
-        "keep_events revive_dead ip_allow",
+        "keep_events revive_dead ip_allow media account",
+        "MediaSettings": "token url max_size types allow_private",
+        "BodiesConfig": "url endpoint region access_key secret_key allow_private above",
+        "ObjectsConfig": "url endpoint region access_key secret_key allow_private",
         "DestinationSettings": "url path preset whatsapp unsure sign headers forward_headers timeout retry transient "
-        "permanent rate concurrency breaker lease allow_private ca kind celery",
-        "RouteTable": "from to when coalesce latest_wins on_dead",
+        "permanent rate concurrency fair breaker lease allow_private allow_hosts ca kind celery subscribe account "
+        "disable_after",
+        "RouteTable": "from to when coalesce latest_wins on_dead priority",
         "EncryptConfig": "key decrypt_only",
         "ServerConfig": "host port admin_token tokens oidc trusted_proxies admin_bind public_without_tls log_level "
-        "receivers",
+        "receivers portal",
     }
     assert {name: set(tables[name]["properties"]) for name in said} == {k: set(v.split()) for k, v in said.items()}
-    top = {"store", "migrate", "encrypt", "retention", "watermark", "server", "source", "destination", "route"}
-    assert set(schema()["properties"]) == top
+    top = "store migrate encrypt bodies archive retention watermark server source destination route"
+    assert set(schema()["properties"]) == set(top.split())
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,8 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         destination('allow_private = ["10.0.0.0/8", "fd00::/8"]'),
         destination('headers = { X-Team = "billing", Authorization = { env = "KEY" } }\nforward_headers = ["X-Trace"]'),
         'retention = "90d"',
+        'bodies = "s3://bucket/prefix"\narchive = "./archive"',
+        'bodies = { url = "gs://bucket/x", above = "1MiB" }\narchive = { url = "s3://b/x", region = "auto" }',
         '[retention]\nkeep_keys = "30d"\nkeep_events = "7d"',
         '[server]\nhost = "::1"\nadmin_bind = "[::1]:4021"\ntrusted_proxies = ["10.0.0.7"]',
         '[server]\nhost = "localhost"\nlog_level = "debug"\n'

@@ -43,9 +43,11 @@ def test_check_says_ok(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_check_prints_a_line_per_problem_on_stderr(run: Run, tmp_path: Path) -> None:
     write(tmp_path, "[server]\nport = -1\nhots = 1\n")
     result = run("check")
-    assert result.return_value == 1
+    assert result.return_value == 2, "as `serve` ends"
     assert result.stdout == ""
-    assert [line.partition(": ")[0] for line in result.stderr.splitlines()] == ["oncehook.toml:2", "oncehook.toml:3"]
+    *lines, sum_ = result.stderr.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["oncehook.toml:2", "oncehook.toml:3"]
+    assert sum_ == "  2 mistakes."
     document = json.loads(run("check", "--json").stdout)
     assert not document["ok"]
     assert len(document["problems"]) == 2
@@ -53,7 +55,7 @@ def test_check_prints_a_line_per_problem_on_stderr(run: Run, tmp_path: Path) -> 
 
 def test_check_asks_for_secrets_unless_told_not_to(run: Run, tmp_path: Path) -> None:
     write(tmp_path, source('secret = { env = "ORDERS" }', BEARER))
-    assert run("check").return_value == 1
+    assert run("check").return_value == 2
     assert run("check", "--without-secrets").return_value == 0
 
 
@@ -79,7 +81,7 @@ def test_show_tells_what_holds_and_why(run: Run, tmp_path: Path, monkeypatch: py
 def test_show_of_a_wrong_file_shows_nothing(run: Run, tmp_path: Path) -> None:
     write(tmp_path, "[server]\nport = -1")
     result = run("show", "--json")
-    assert (result.return_value, result.stdout) == (1, "")
+    assert (result.return_value, result.stdout) == (2, "")
     assert "oncehook.toml:2" in result.stderr
 
 

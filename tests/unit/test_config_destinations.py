@@ -36,7 +36,8 @@ def test_an_address_by_reference_is_called_and_not_shown(settings: str, env: dic
     loaded = loads(slack(settings), env)
     made = build.destination_from("slack", loaded.config.destination["slack"])
     assert isinstance(made, HttpDestination)
-    assert made._url == SLACK
+    assert made._target is not None
+    assert made._target.url == SLACK
     assert made.address == "POST https://hooks.slack.example/…"
     said = json.dumps([(one.name, one.value) for one in loaded.settings()])
     assert "env:SLACK (set)" in said
@@ -90,7 +91,9 @@ def test_a_program_names_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path:
     parted = inbox.destination("parted", url="https://hooks.slack.example/services", path_env="REST")
     assert isinstance(whole, HttpDestination)
     assert isinstance(parted, HttpDestination)
-    assert whole._url == parted._url == SLACK
+    assert whole._target == parted._target
+    assert whole._target is not None
+    assert whole._target.url == SLACK
     assert whole.address == parted.address == "POST https://hooks.slack.example/…"
     with pytest.raises(ConfigError, match="both url and url_env"):
         inbox.destination("both", url="https://a.example/", url_env="SLACK")

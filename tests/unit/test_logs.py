@@ -196,8 +196,8 @@ def test_our_own_lines_are_as_ever_and_no_details_are_worded_for_them(
     ours.setLevel(level)
     dead, started = written.getvalue().splitlines()
     if for_people:
-        assert dead[8:] == "  delivery.dead       stripe" + " " * 28 + "→ crm  attempts=5  error=HTTP 422: none such"
-        assert started[8:] == "  Started [7]         port=80"
+        assert dead[8:] == "  delivery.dead      stripe" + " " * 22 + "→ crm  attempts=5  error=HTTP 422: none such"
+        assert started[8:] == "  Started [7]        port=80"
     else:
         assert json.loads(dead).items() >= {"event": "delivery.dead", "level": "error", **FIELDS}.items()
         assert list(json.loads(dead)) == ["event", "level", "timestamp", *FIELDS]

@@ -72,11 +72,11 @@ def is_clean(data: bytes, secret: str) -> bool:
 async def kept(inbox: Inbox, event_id: str) -> EventDetails:
     event = await inbox.store.get_event(EventId.parse(event_id))
     assert event is not None
-    return event
+    return await inbox.bodies.load(event)
 
 
 def on_disk(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)

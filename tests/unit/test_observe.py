@@ -121,7 +121,7 @@ def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> N
     assert gathered[2].source.isprintable()
     assert len(gathered[2].source) < 500
     assert all(abs((datetime.now(UTC) - r.at).total_seconds()) < 60 for r in gathered)
-    assert counts == {(7, "rejected"): 2, (0, "rejected"): 1}  # 0 stands for no source
+    assert counts == {(7, 0, "rejected"): 2, (0, 0, "rejected"): 1}  # 0 stands for no source
     assert observer.take_counts() == ([], {})
 
 
@@ -130,7 +130,7 @@ def test_a_flood_of_rejections_is_bounded(observer: Observer) -> None:
     for _ in range(5000):
         observer.note_rejection(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
     gathered, counts = observer.take_counts()
-    assert (len(gathered), counts[7, "rejected"]) == (1000, 5000)
+    assert (len(gathered), counts[7, 0, "rejected"]) == (1000, 5000)
 
 
 # -- lines -------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def said(receipt: ingest.Receipt) -> dict[str, Any]:
 
 async def stored(inbox: Inbox) -> list[EventDetails]:
     """Oldest first."""
-    return (await kept_events(inbox.store))[::-1]
+    return [await inbox.bodies.load(event) for event in (await kept_events(inbox.store))[::-1]]
 
 
 # -- verify first (R8, S1) ---------------------------------------------------------------------

@@ -121,8 +121,14 @@ def plan_of(level: Level, *, changed: int = 0, fresh_id: bool = False, to: str =
     [
         (Level(), None),
         (Level(paused_at=NOW, failures=3), "crm is paused: nothing is sent before it is resumed."),
-        (Level(failures=1), "crm is failing right now: these may become dead letters again."),
-        (Level(open_until=NOW), "crm is failing right now: these may become dead letters again."),
+        (
+            Level(failures=1),
+            "crm failed its last attempts: unless that is mended, these may become dead letters again.",
+        ),
+        (
+            Level(open_until=NOW),
+            "crm failed its last attempts: unless that is mended, these may become dead letters again.",
+        ),
     ],
 )
 def test_a_plan_warns_of_a_destination_that_cannot_take_it(level: Level, warning: str | None) -> None:

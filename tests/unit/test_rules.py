@@ -495,10 +495,10 @@ def test_what_is_shown_is_bounded_and_what_is_hashed_is_not() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("id", 'The place "id" is of no known kind'),
+        ("id", '"id" is not a valid path'),
         ("headers:X-Id", 'The place "headers:X-Id" is of no known kind'),
         ("body:id", 'The place "body:id" is of no known kind'),
-        ("", 'The place "" is of no known kind'),
+        ("", '"" is not a valid path'),
         ("header:", 'The place "header:" does not name what to look for'),
         ("header:X Id", 'The place "header:X Id" does not name what to look for'),
         ("query:", 'The place "query:" does not name'),
@@ -510,7 +510,7 @@ def test_what_is_shown_is_bounded_and_what_is_hashed_is_not() -> None:
         ([], "at least one place"),
         ([[]], "A composite of no parts"),
         ([["$.a", ["$.b", "$.c"]]], "stands inside another one"),
-        ([["$.a", "b"]], 'The place "b" is of no known kind'),
+        ([["$.a", "b"]], '"b" is not a valid path'),
         ([["$.a", "??$.b"]], r'The place "\?\$.b" cannot be optional'),
         (7, "7 is not a place"),
         (["$.id", None], "None is not a place"),
@@ -518,7 +518,7 @@ def test_what_is_shown_is_bounded_and_what_is_hashed_is_not() -> None:
         ({"of": "$.s"}, "is not a rank"),
         ({"of": "$.s", "order": []}, "is not a rank"),
         ({"of": "$.s", "order": ["a"], "by": 1}, "is not a rank"),
-        ({"of": "s", "order": ["a"]}, 'The place "s" is of no known kind'),
+        ({"of": "s", "order": ["a"]}, '"s" is not a valid path'),
     ],
 )
 def test_a_wrong_rule_is_named(spec: object, message: str) -> None:

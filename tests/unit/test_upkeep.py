@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.torture.virtual import VirtualLoop, on_virtual_time
 
+from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Level, Pruned, StoredWorker
 from oncehook.store.base import Store
@@ -31,6 +32,8 @@ class Asked:
         self.is_away = False
         self.waiting: Mapping[str, Level] = {}
         self.present: Sequence[Any] = ()
+        self.flows: dict[str, Mapping[str, Any]] = {}
+        self.paused: list[tuple[int, str, str]] = []
 
     def _note(self, name: str) -> None:
         self.calls.append((self.loop.moment, name))
@@ -45,7 +48,7 @@ class Asked:
         fed, self.to_feed = self.to_feed, 0
         return fed
 
-    async def prune(self, keep_events: Mapping[int, float], otherwise: float) -> Pruned | None:
+    async def prune(self, keep_events: Mapping[int, float], otherwise: float, *, only: object = None) -> Pruned | None:
         self._note("prune")
         return self.to_prune.pop(0) if self.to_prune else None
 
@@ -72,12 +75,22 @@ class Asked:
     async def workers(self) -> Sequence[Any]:
         return self.present
 
+    async def series(self, since: datetime, step: float, *, destination: str) -> Mapping[str, Any]:
+        return self.flows[destination]
+
+    async def pause(self, destination_id: int, actor: str, why: str) -> None:
+        self.paused.append((destination_id, actor, why))
+
+    async def find_definitions(self, noun: object, names: object) -> Sequence[Any]:
+        return ()
+
 
 class Heard:
     """An observer that notes which watermarks were crossed and which are back."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[str, bool]] = []
+        self.out: list[tuple[str, str]] = []
         self.levels: list[Sequence[Watermark]] = []
         self.summed = 0
 
@@ -86,6 +99,9 @@ class Heard:
 
     def watermarks(self, marks: Sequence[Watermark]) -> None:
         self.levels.append(marks)
+
+    def disabled(self, destination: str, reason: str) -> None:
+        self.out.append((destination, reason))
 
     def sum_up(self) -> None:
         self.summed += 1
@@ -100,11 +116,17 @@ def swept(seconds: float, prepare: Callable[[Asked, dict[str, Any]], None] = lam
     async def no_marks() -> Sequence[Watermark]:
         return ()
 
+    async def kept() -> Mapping[int, float]:
+        return {}
+
+    async def no_patience(names: Collection[str]) -> Mapping[str, tuple[int, float]]:
+        return {}
+
     async def live(loop: VirtualLoop) -> Asked:
         store = Asked(loop)
         parts: dict[str, Any] = {
-            "keep_events": {}, "otherwise": 60.0, "measure": no_marks, "works_for": None, "worker": lambda: None,
-            "write_counts": nothing,
+            "keep_events": kept, "otherwise": 60.0, "measure": no_marks, "works_for": None, "worker": lambda: None,
+            "write_counts": nothing, "find_patience": no_patience, "sweep_objects": nothing,
         }  # fmt: skip
         prepare(store, parts)
         during = parts.pop("during", None)
@@ -239,3 +261,30 @@ def test_deliveries_for_a_destination_that_nobody_knows() -> None:
         return await strays(cast("Store", store), ["crm"])
 
     assert on_virtual_time(1, look) == {"gone": 2}
+
+
+# -- destinations that fail for days -----------------------------------------------------------
+
+
+def test_what_has_failed_for_too_long_is_paused() -> None:
+    """Only without a success since its first failure, only where it asks for that, and not once more."""
+
+    def prepare(store: Asked, parts: dict[str, Any]) -> None:
+        def ago(days: float) -> datetime:
+            return clock.now_utc() - timedelta(days=days)
+
+        names = ("gone", "back", "new", "patient", "held", "fine")
+        store.waiting = {name: Level(failures=3) for name in names}
+        store.waiting = {**store.waiting, "held": Level(failures=3, paused_at=NOW), "fine": Level()}
+        store.flows = {name: {"retry": [(ago(4), 1), (ago(1), 2)], "died": [(ago(3.5), 1)]} for name in names}
+        store.flows["back"] = {**store.flows["back"], "succeeded": [(ago(2), 1), (ago(0.5), 0)]}
+        store.flows["new"] = {"retry": [(ago(1), 5)], "succeeded": []}
+
+        async def find_patience(asked: Collection[str]) -> Mapping[str, tuple[int, float]]:
+            return {name: (n, 3 * 86_400.0) for n, name in enumerate(names) if name in asked and name != "patient"}
+
+        parts["find_patience"] = find_patience
+
+    store, heard = swept(30, prepare)
+    assert store.paused == [(0, "oncehook", "failed for 3 days without a success")]
+    assert heard.out == [("gone", "failed for 3 days without a success")]

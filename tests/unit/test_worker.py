@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,10 +18,19 @@ from tests.torture.virtual import VirtualHeartbeat, VirtualLoop, VirtualStore, o
 from oncehook import clock
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Category, Lease, Settle, Settled, Settlement
+from oncehook.model import Allowance, Category, Lease, LimitRequest, Priority, Settle, Settled, Settlement
 from oncehook.retry import Policy
 from oncehook.store.base import Store
-from oncehook.worker import MOST_UNSETTLED, TIMEOUTS, DestinationSlots, Heartbeat, SettlementBatcher, Worker
+from oncehook.worker import (
+    MOST_UNSETTLED,
+    TIMEOUTS,
+    DestinationSlots,
+    Heartbeat,
+    LimitedSlots,
+    Load,
+    SettlementBatcher,
+    Worker,
+)
 
 SOON = 0.5
 """Seconds after which whatever can begin has begun: several waits for the disk."""
@@ -34,9 +44,9 @@ class Bench:
         self.observer = Noted()
         self.worker: Worker | None = None
 
-    async def hire(self, *destinations: Scripted, concurrency: int = 1000) -> Worker:
+    async def hire(self, *destinations: Scripted, concurrency: int = 1000, load: Load | None = None) -> Worker:
         self.worker = Worker(
-            self.store, destinations, self.observer, concurrency=concurrency, heartbeat=VirtualHeartbeat
+            self.store, destinations, self.observer, concurrency=concurrency, heartbeat=VirtualHeartbeat, load=load
         )
         worker = self.worker
         self.store.observer.wake, self.store.observer.taker = worker.wake, worker  # type: ignore[method-assign]
@@ -221,22 +231,214 @@ def test_a_lost_lease_ends_its_attempt_which_does_not_count(run: Run) -> None:
     run(test)
 
 
+# -- destinations that are stored ----------------------------------------------------------------
+
+
+class Shelf:
+    """Stored destinations, as a worker loads them."""
+
+    def __init__(self, *destinations: Scripted) -> None:
+        self.stored = {one.id: one for one in destinations}
+
+    async def load(self, ids: Collection[int]) -> dict[int, Any]:
+        return {number: self.stored[number] for number in ids if number in self.stored}
+
+    def put(self, worker: Worker, destination: Scripted) -> Scripted:
+        self.stored[destination.id] = destination
+        worker.forget([destination.id])
+        return destination
+
+
+@pytest.mark.parametrize("limits", [({}, {"rate": 100.0}), ({"rate": 100.0}, {}), ({}, {"is_shared": True})])
+def test_what_is_under_way_when_a_limit_changes_frees_its_place(
+    run: Run, limits: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    async def test(bench: Bench) -> None:
+        before, after = limits
+        crm = Scripted(concurrency=2, **before)
+        shelf = Shelf(crm)
+        await deliver(bench.store, *[None] * 6)
+        worker = await bench.hire(load=shelf.load)
+        await asyncio.sleep(SOON)
+        assert len(crm.running) == 2
+        changed = shelf.put(worker, Scripted(concurrency=2, **after))
+        await asyncio.sleep(SOON)
+        assert not changed.running, "what is under way counts on"
+        crm.end_all()
+        await asyncio.sleep(SOON)
+        assert len(changed.running) == 2
+        changed.end_all()
+        await asyncio.sleep(SOON)
+        assert (crm.most, changed.most, len(crm.begun) + len(changed.begun)) == (2, 2, 6)
+
+    run(test)
+
+
+def test_what_is_under_way_when_a_destination_goes_and_comes_back_counts(run: Run) -> None:
+    async def test(bench: Bench) -> None:
+        crm = Scripted(concurrency=2)
+        shelf = Shelf(crm)
+        await deliver(bench.store, *[None] * 6)
+        worker = await bench.hire(load=shelf.load)
+        await asyncio.sleep(SOON)
+        del shelf.stored[crm.id]
+        worker.forget([crm.id])
+        await asyncio.sleep(SOON)
+        again = shelf.put(worker, Scripted(concurrency=2))
+        await asyncio.sleep(SOON)
+        assert (len(crm.running), again.running) == (2, {})
+        crm.end_all()
+        await asyncio.sleep(SOON)
+        assert len(again.running) == 2
+        again.end_all()
+        await asyncio.sleep(SOON)
+        assert (again.most, len(again.begun)) == (2, 4)
+
+    run(test)
+
+
+def test_one_that_cannot_be_opened_holds_up_no_other(run: Run) -> None:
+    async def test(bench: Bench) -> None:
+        crm, mail = Scripted(), Scripted("mail", 2)
+
+        async def fail() -> None:
+            raise OSError("its certificates are gone")
+
+        crm.open = fail  # type: ignore[method-assign]
+        await deliver_one(bench.store)
+        await deliver_one(bench.store, to=MAIL)
+        shelf = Shelf(crm, mail)
+        worker = await bench.hire(load=shelf.load)
+        await asyncio.sleep(SOON)
+        assert (len(crm.begun), len(mail.begun)) == (0, 1)
+        mail.end_all()
+        shelf.put(worker, Scripted()).end_all()
+        await asyncio.sleep(SOON)
+        assert len(shelf.stored[1].begun) == 1
+
+    run(test)
+
+
 # -- slots -------------------------------------------------------------------------------------
 
 
-def test_slots_that_are_asked_for_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = [0.0]
-    monkeypatch.setattr(clock, "steady", lambda: moments[-1])
-    slots = DestinationSlots(cast("Any", SimpleNamespace(terms=Terms(concurrency=5, rate=2.0))))
+def test_slots_that_are_asked_for_are_not_free() -> None:
+    slots = DestinationSlots(cast("Any", SimpleNamespace(terms=Terms(concurrency=5))))
+    assert slots.room(100) == 5
+    slots.take()
+    slots.asked = 3
+    assert (slots.room(100), slots.room(4)) == (1, 1)
+    slots.give_back()
+    assert slots.room(100) == 2
+
+
+class LimitCase:
+    """Slots of a destination with limits, on a clock that a test moves; the test grants what the store would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **terms: Any) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(clock, "steady", lambda: self.now)
+        self.slots = LimitedSlots(cast("Any", SimpleNamespace(id=1, terms=Terms(lease=6.0, **terms))), TIMEOUTS)
+
+    def needs(self, is_due: bool = True) -> bool:
+        return self.slots.needs(is_due, self.now)
+
+    def grant(self, is_due: bool = True, **granted: Any) -> LimitRequest:
+        asked = self.slots.build_request(is_due)
+        self.slots.grant(Allowance(1, **granted), self.now)
+        return asked
+
+
+def test_attempts_begin_at_the_moments_that_were_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LimitCase(monkeypatch, rate=20.0)
+    slots = case.slots
+    assert (slots.room(100), case.needs(is_due=False), case.needs()) == (0, False, True)
+    assert [case.grant(slots=1).slots, case.grant(slots=2, first_in=0.05).slots] == [1, 2], "twice as many, while used"
     assert slots.room(100) == 1
     slots.take()
-    assert (slots.room(100), slots.allowed_in()) == (0, 0.5)
-    moments.append(10.0)
-    assert slots.room(100) == 2, "what was not used is kept for a second at most"
-    slots.asked = 1
-    assert slots.room(100) == 1
+    assert (slots.room(100), round(slots.rests(True, case.now), 3)) == (0, 0.05)
+    case.now += 0.1
+    assert slots.room(100) == 2
+    slots.take()
     slots.refund()
-    assert slots.allowed_in() is None
+    assert slots.room(100) == 2
+    case.now += 1.0
+    assert slots.room(100) == 0, "no burst follows a pause"
+    assert case.grant(slots=1).slots == 1, "what was not used is not asked for again"
+
+
+def test_a_moment_of_a_slow_rate_is_kept_until_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LimitCase(monkeypatch, rate=1 / 60)
+    case.grant(slots=1)
+    case.now += 59.0
+    assert case.slots.room(100) == 1
+    case.slots.take()
+    assert case.needs()
+    case.grant(first_in=1.0)
+    case.now += 1.0
+    assert not case.needs(), "it was used late: the next does not follow at once"
+    case.now += 59.0
+    assert case.needs()
+
+
+def test_moments_of_a_slow_rate_that_came_together_are_used_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LimitCase(monkeypatch, rate=0.5)
+    case.grant(slots=1, first_in=0.7)
+    case.grant(slots=1, first_in=1.4)
+    case.now += 1.5
+    assert case.slots.room(100) == 1
+    case.slots.take()
+    case.now += 1.9
+    assert case.slots.room(100) == 0
+    case.now += 0.1
+    assert case.slots.room(100) == 1
+
+
+def test_places_are_asked_for_held_renewed_and_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LimitCase(monkeypatch, concurrency=4, is_shared=True)
+    slots = case.slots
+    assert (slots.room(100), case.needs(is_due=False), case.needs()) == (0, False, True)
+    asked = case.grant(places=2)
+    assert (asked.limit, asked.busy, asked.wanted) == (4, 0, 4)
+    slots.take()
+    slots.take()
+    assert (slots.room(100), case.needs()) == (0, False), "others hold the rest: not again at once"
+    case.now += TIMEOUTS.limit_pause
+    assert case.needs()
+    slots.give_back()
+    slots.give_back()
+    case.now += 1.0
+    assert case.needs(is_due=False), "renewed, though nothing waits"
+    asked = case.grant(is_due=False, places=3)
+    assert (asked.busy, asked.wanted) == (0, 3), "as many as were used at once, and one more"
+    case.now += 1.0
+    assert case.grant(is_due=False, places=0).wanted == 0
+    assert (case.needs(is_due=False), case.needs()) == (False, True), "after a pause it asks at once"
+
+
+def test_nothing_begins_under_places_that_may_be_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every lease ends before the places do, under which it began: they are used for one lease, and count for two."""
+    case = LimitCase(monkeypatch, concurrency=4, is_shared=True)
+    case.grant(places=4)
+    case.now += 4.9
+    assert (case.slots.room(100), case.slots.may_go_on()) == (4, True)
+    case.now += 0.1
+    assert (case.slots.room(100), case.slots.may_go_on(), case.needs()) == (0, False, True)
+
+
+def test_lower_priorities_get_a_part(run: Run) -> None:
+    async def test(bench: Bench) -> None:
+        worker = await bench.hire(Scripted())
+        counts: Counter[Priority] = Counter()
+        for worker._rounds in range(1000):
+            for one in worker._split(Scripted(), 1, [Priority.high, Priority.live, Priority.low, Priority.replay]):
+                counts[one.priority] += one.limit
+        assert counts == {Priority.high: 900, Priority.live: 90, Priority.low: 9, Priority.replay: 1}
+        shares = worker._split(Scripted(), 100, [Priority.live, Priority.replay])
+        assert [(one.priority, one.limit) for one in shares] == [(Priority.live, 90), (Priority.replay, 10)]
+        assert [one.limit for one in worker._split(Scripted(), 7, [Priority.low])] == [7]
+
+    run(test)
 
 
 # -- the heartbeat -----------------------------------------------------------------------------
@@ -249,7 +451,7 @@ class Renewing:
         self.asked: list[set[int]] = []
         self.answer: Callable[[set[int]], set[int]] = lambda fences: fences
 
-    def renew(self, leases: Sequence[Lease]) -> set[int]:
+    def renew(self, leases: Sequence[Lease], worker: str | None = None) -> set[int]:
         self.asked.append({lease.fence for lease in leases})
         return self.answer(self.asked[-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from oncehook import Event, Inbox, OldSecret
 
@@ -27,3 +28,12 @@ async def book(event: Event) -> None: ...
 
 @inbox.on("orders", retry=["1s", "2m"], timeout=20)
 def ship(event: Event) -> None: ...
+
+
+@inbox.on("orders")
+async def keep(event: Event, tx: Any) -> int:
+    return 1
+
+
+inbox.on("orders", name="anything")(lambda event: None)
+inbox.on("orders", name="printed")(print)
