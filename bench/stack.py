@@ -35,7 +35,7 @@ from bench.progress import Progress
 from bench.report import Measured, Settings, table
 from bench.work_contestants import Place, fresh_store
 from oncehook import Inbox
-from oncehook.ingest import Begun, Receipt, Receiver
+from oncehook.ingest import NO_ACCOUNTS, Begun, Loaded, Receipt, Receiver
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Reply, Source
 from oncehook.web.connection import Connections, InboundConnection
@@ -178,7 +178,7 @@ class _Answered(Receiver):
     def __init__(self, receiver: Receiver) -> None:
         self.sources = receiver.sources
 
-    def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
+    def begin(self, source: Source | None, arrival: Arrival, loaded: Loaded = NO_ACCOUNTS) -> Receipt:
         """Answer at once."""
         return self._receipt
 
