@@ -13,7 +13,9 @@ author = "The oncehook authors"
 copyright = author  # noqa: A001 - Sphinx's word
 release = re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/oncehook/__init__.py").read_text(), re.MULTILINE)[0]
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton"]
+copybutton_prompt_text = "$ "  # blocks with prompts: commands are copied, without prompts, and their output is not
+copybutton_line_continuation_character = "\\"
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
