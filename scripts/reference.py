@@ -250,6 +250,7 @@ ADVICE: Final = {
     "BodyTooLarge": "Ask for less in one request.",
     "KeyMissing": "Give the call a key.",
     "SignInUnknown": "Press *Sign in with …* again, in the browser that is to stay signed in, and come back within ten minutes.",
+    "NoSuchPage": "Check the address for a typing mistake, or begin at the overview.",
     "LinkUsed": "Log in with the token, or press *Print a one-time link* on the login page.",
     "address_forbidden": "The address is private. If it is meant, list its network in the destination's `allow_private`.",
     "already_done": "Nothing: take the result it carries.",
@@ -258,6 +259,7 @@ ADVICE: Final = {
     "claim_error": "A family; see the tree below.",
     "claim_lost": "Undo or leave it: somebody else may be at it by now.",
     "config_invalid": "`oncehook config check` names the line.",
+    "extra_missing": "Install the extra that it names: `pip install 'oncehook[…]'`.",
     "encoded": "Have the sender turn compression off.",
     "error": "The root of all; see the tree below.",
     "file_refused": "A family; see the tree below.",
@@ -279,6 +281,11 @@ ADVICE: Final = {
     "no_message": "Let the handler take only types that hold a message: `message.*`, `messages.upsert`, `Message`.",
     "not_found": "Check the id; it may have been pruned.",
     "erased": "Its subject was erased, and nothing brings it back: see [erase a subject](../how-to/erase.md).",
+    "archive_invalid": "Name a day that is archived, or a file that oncehook wrote.",
+    "body_missing": "Check `bodies`, or bring the object back: see [large bodies](../how-to/run/large-bodies.md).",
+    "media_failed": "Transient ones are tried again; otherwise read its error: see "
+    "[files that come in](../how-to/whatsapp-media.md).",
+    "objects_unavailable": "The sender tries again. Look at the place that `bodies` or `archive` names.",
     "undecryptable": "Give the key that it names: see [encryption](../how-to/run/encryption.md).",
     "not_live": "Ask again every few seconds; a stream needs `oncehook serve` or an ASGI server.",
     "not_replayable": "Pending and leased need no replay; for what is done say `force`.",
@@ -287,6 +294,12 @@ ADVICE: Final = {
     "overloaded": "The sender tries again. If it lasts: a faster disk, PostgreSQL, or another receiver.",
     "payload_mismatch": "Two different things use one key: make keys distinct.",
     "payloads_hidden": "Use a token without `payloads = false`.",
+    "defined_elsewhere": "Change it in the file or in the program that defines it.",
+    "definition_changed": "Read it again, and make the change anew.",
+    "exists": "Take another name or path, or change the one that is there.",
+    "in_use": "Wait until its deliveries are done, or discard them with it (`discard=true`).",
+    "invalid_settings": "`errors` names each setting with its remedy; the words are those of [the settings](settings.md).",
+    "secret_key_missing": "Set `ONCEHOOK_SECRET_KEY`: see [secrets at rest](../how-to/definitions.md#secrets-at-rest).",
     "plan_changed": "Plan again, and confirm the new number.",
     "query_invalid": "The hint names the nearest word.",
     "query_too_wide": "Narrow the query by status, subject or time: see [encryption](../how-to/run/encryption.md).",
@@ -462,7 +475,7 @@ A histogram has `_bucket` (with `le`), `_count` and `_sum`.
 | --- | --- |
 | How many events are new, per second? | `sum(rate(oncehook_arrivals_total{{outcome="accepted"}}[5m])) by (source)` |
 | How long does a sender wait, at the 99th percentile? | `histogram_quantile(0.99, sum(rate(oncehook_ack_duration_seconds_bucket[5m])) by (le, source))` |
-| Are arrivals turned away with 503? | `sum(rate(oncehook_arrivals_total{{outcome="error"}}[5m])) by (source) > 0` |
+| Are arrivals answered with 503? | `sum(rate(oncehook_arrivals_total{{outcome="error"}}[5m])) by (source) > 0` |
 | Does a secret not fit? | `sum(rate(oncehook_arrivals_total{{outcome="rejected"}}[5m])) by (source)` |
 | Is a destination behind? | `max(oncehook_oldest_due_seconds) by (destination)` |
 | Are there dead letters? | `max(oncehook_dead_letters) by (destination)` |
@@ -474,9 +487,10 @@ A histogram has `_bucket` (with `le`), `_count` and `_sum`.
 
 def query_page(page: Path) -> str:
     """The page as it is, with the table of words anew."""
-    from oncehook.query import WORDS
+    from oncehook.query import JOINING, WORDS
 
     rows = [f"| `{name}:{word.example}` | {word.about} |" for name, word in WORDS.items()]
+    rows += [f"| `{example}` | {about} |" for example, about in JOINING.items()]
     table = "\n".join(["| word | finds |", "| --- | --- |", *rows])
     before, _, rest = page.read_text().partition("<!-- words -->")
     return f"{before}<!-- words -->\n{table}\n<!-- end of words -->{rest.partition('<!-- end of words -->')[2]}"
