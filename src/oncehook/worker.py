@@ -388,11 +388,15 @@ class Worker:
 
     def forget(self, destination_ids: Collection[int] | None) -> None:
         """Load these destinations anew before their next attempt (None: all that were loaded); they have changed."""
-        for number in [*self._loaded, *self._nobody] if destination_ids is None else destination_ids:
-            if number in self._loaded or number in self._nobody:
+        for number in [*self._loaded, *self._nobody, *self._loading] if destination_ids is None else destination_ids:
+            if number in self._loaded or number in self._nobody or number in self._loading:
                 self._nobody.pop(number, None)
                 self._missing[number] = None
         self._woken.set()
+
+    def _has_changed(self, number: int) -> bool:
+        """Tell whether a destination is to be loaded anew, or is being loaded, before its next attempt."""
+        return number in self._missing or number in self._loading
 
     def load_by(self, load: Load) -> None:
         """Work for stored destinations, too, from now on: there were none before."""
@@ -569,9 +573,7 @@ class Worker:
 
     def reserve(self, destination_id: int, priority: Priority) -> float | None:
         slots = self._slots.get(destination_id)
-        if self._load is not None and (
-            slots is None or destination_id in self._missing or destination_id in self._loading
-        ):
+        if self._load is not None and (slots is None or self._has_changed(destination_id)):
             return None  # its arrival wakes this worker, which loads it
         if slots is None or self._is_alone or self._stopping or destination_id in self._due[priority]:
             return None  # the longest waiting come first
@@ -638,8 +640,10 @@ class Worker:
         """Begin an attempt in a slot that is taken for it. `asked_at`: the time from which the lease is surely ours."""
         slots = self._slots_of(lease)
         faults.point("after_lease")
-        if self._stopping or clock.steady() >= asked_at + lease.seconds * self._timeouts.safe_part:
-            # This process was suspended: a lease that may belong to another by now is not begun (R33).
+        is_old = clock.steady() >= asked_at + lease.seconds * self._timeouts.safe_part
+        if self._stopping or is_old or self._has_changed(lease.delivery.destination_id):
+            # This process was suspended: a lease that may belong to another by now is not begun (R33). Nor is one that
+            # was under way when its destination changed: it would go to the old address.
             slots.give_back()
             self._settling.add(Settlement(lease, Settle.release))
             return
@@ -722,7 +726,7 @@ class Worker:
         """Free the slot of a settled attempt, or begin `following` in it: the next of its subject."""
         lease = done.lease
         self.heartbeat.let_go(lease)
-        if done.what is Settle.retry:
+        if done.what in (Settle.retry, Settle.release):
             self._look_in(done.wait)
         slots = self._slots_of(lease)
         if following is not None and (kept := self._kept.pop(lease.fence, None)) is not None:

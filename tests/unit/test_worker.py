@@ -297,6 +297,74 @@ def test_what_is_under_way_when_a_destination_goes_and_comes_back_counts(run: Ru
     run(test)
 
 
+def test_what_is_being_leased_when_its_destination_changes_goes_to_the_new_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the worker's own request, with an arrival, and behind another of its subject."""
+
+    async def test(bench: Bench) -> None:
+        first, second, third, fourth = (Scripted() for _ in range(4))
+        shelf = Shelf(first)
+        worker = await bench.hire(load=shelf.load)
+        lease, settle_all = bench.store.lease, bench.store.settle
+
+        async def change_after_lease(requests: Sequence[Any], worker_id: str) -> list[Lease]:
+            leases = await lease(requests, worker_id)
+            if leases and shelf.stored[1] is first:
+                shelf.put(worker, second)
+            return leases
+
+        async def change_after_settle(group: Sequence[Settlement], worker_id: str) -> Settled:
+            settled = await settle_all(group, worker_id)
+            if settled.next and shelf.stored[1] is second:
+                shelf.put(worker, third)
+            return settled
+
+        monkeypatch.setattr(bench.store, "lease", change_after_lease)
+        monkeypatch.setattr(bench.store, "settle", change_after_settle)
+        second.answers = lambda lease: Result()  # at once: the next is leased with its settlement
+        await deliver(bench.store, "a", "a")
+        await asyncio.sleep(SOON)
+        assert (len(first.begun), len(second.begun), len(third.begun)) == (0, 1, 1)
+        third.end_all()
+        await asyncio.sleep(SOON)
+        begin = worker.begin_reserved
+
+        def change_after_arrival(lease: Lease, asked_at: float) -> None:
+            shelf.put(worker, fourth)
+            begin(lease, asked_at)
+
+        monkeypatch.setattr(worker, "begin_reserved", change_after_arrival)
+        await deliver(bench.store, "b")
+        await asyncio.sleep(SOON)
+        assert (len(third.begun), [one.delivery.attempt for one in fourth.begun]) == (1, [1])
+        fourth.end_all()
+        await asyncio.sleep(SOON)
+
+    run(test)
+
+
+def test_a_change_while_a_destination_is_loaded_for_the_first_time_is_not_lost(run: Run) -> None:
+    async def test(bench: Bench) -> None:
+        old, new = Scripted(), Scripted()
+        shelf = Shelf(old)
+
+        async def change_after_read(ids: Collection[int]) -> dict[int, Any]:
+            found = await shelf.load(ids)
+            if old in found.values():
+                shelf.put(worker, new)
+            return found
+
+        worker = await bench.hire(load=change_after_read)
+        await deliver_one(bench.store)
+        await asyncio.sleep(SOON)
+        assert (len(old.begun), len(new.begun)) == (0, 1)
+        new.end_all()
+        await asyncio.sleep(SOON)
+
+    run(test)
+
+
 def test_one_that_cannot_be_opened_holds_up_no_other(run: Run) -> None:
     async def test(bench: Bench) -> None:
         crm, mail = Scripted(), Scripted("mail", 2)
