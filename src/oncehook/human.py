@@ -221,7 +221,7 @@ def _plural(noun: str) -> str:
 
 def show_setting(name: str, value: Any) -> str:
     """Print a setting as a line of TOML."""
-    return f"{_show_key(name)} = {_show_toml(value)}"
+    return f"{show_key(name)} = {_show_toml(value)}"
 
 
 def _show_toml(value: Any) -> str:
@@ -235,7 +235,8 @@ def _show_toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _show_key(name: str) -> str:
+def show_key(name: str) -> str:
+    """Print the name of a setting or table as TOML."""
     return name if _BARE_KEY.fullmatch(name) else _show_toml(name)
 
 

@@ -1,4 +1,4 @@
-"""Commands that list, make, change and delete sources, destinations and routes, and carry them as TOML."""
+"""Commands that list, make, change and delete sources, destinations and routes, and carry them and accounts as TOML."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from oncehook.cli.browse import list_destinations, list_routes, list_sources
 from oncehook.cli.operate import import_
 from oncehook.cli.options import json_option, wide_option, yes_option
 from oncehook.cli.output import answer, text
-from oncehook.human import count, show_setting
+from oncehook.human import count, show_key, show_setting
 
 NOUNS: Final = ("source", "destination", "route")
+GENERATE: Final = "generate"
 GENERATED: Final = {"source": "secret", "destination": "sign"}
+"""By noun, the setting that is generated where it is imported, because no secret is exported."""
 _NAME_FORM: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -194,14 +196,26 @@ def write_definitions(api: Api) -> Iterator[str]:
             yield "[[route]]" if noun == "route" else f"[{noun}.{one['name']}]"
             settings = _settings_of(noun, one)
             yield from (show_setting(name, value) for name, value in settings.items())
+    for one in api.pages("accounts"):
+        yield ""
+        yield f"[account.{show_key(one['id'])}]"
+        yield from (show_setting(name, value) for name, value in _account_of(one).items())
 
 
 def _settings_of(noun: str, one: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a stored definition, without its secrets."""
     settings = {name: value for name, value in one["settings"].items() if not _is_hidden(value)}
     if (key := GENERATED.get(noun)) is not None and key in one["settings"] and key not in settings:
-        settings[key] = "generate"
+        settings[key] = GENERATE
     settings |= {} if one["account"] is None else {"account": one["account"]}
+    return settings if one["enabled"] else {**settings, "enabled": False}
+
+
+def _account_of(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an account without its secrets."""
+    settings: dict[str, Any] = {word: one[word] for word in ("name", "aliases") if one[word]}
+    if one["secret_sources"]:
+        settings["secrets"] = dict.fromkeys(one["secret_sources"], GENERATE)
     return settings if one["enabled"] else {**settings, "enabled": False}
 
 
@@ -219,24 +233,22 @@ def _is_hidden(value: Any) -> bool:
 @json_option
 @asks_api
 def import_definitions(api: Api, file: IO[bytes], dry_run: bool, as_json: bool) -> int:
-    """Make and change stored sources, destinations and routes as FILE (- for stdin) says, in the words of the settings.
+    """Make and change stored sources, accounts, destinations and routes as FILE (- for stdin) says.
 
-    What is not in it is left alone, and so is what is as it says: the same file may be imported again. A secret that is
-    to be generated is made for new ones only, and shown once.
+    Its words are those of the settings; an account has name, aliases, secrets and enabled. What is not in it is left
+    alone, and so is what is as it says: the same file may be imported again. A secret that is to be generated is made
+    for new ones only, and shown once.
     """
     try:
         tree = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Misused(f"This is no TOML: {error}.") from None
-    if unknown := [name for name in tree if name not in NOUNS]:
-        raise Misused(
-            f"[{unknown[0]}] is no definition.", hint="There are [source.NAME], [destination.NAME], [[route]]."
-        )
-    done: list[dict[str, Any]] = []
-    for noun in ("source", "destination"):
-        known = {one["name"]: _settings_of(noun, one) for one in api.pages(f"{noun}s") if one["origin"] == "store"}
-        for name, settings in tree.get(noun, {}).items():
-            done.append(_import_named(api, noun, name, settings, known.get(name), dry_run=dry_run))
+    if unknown := [name for name in tree if name not in (*NOUNS, "account")]:
+        hint = "There are [source.NAME], [account.ID], [destination.NAME], [[route]]."
+        raise Misused(f"[{unknown[0]}] is no definition.", hint=hint)
+    done = _import_all(api, "source", tree, dry_run=dry_run)
+    done += _import_accounts(api, tree.get("account", {}), dry_run=dry_run)  # their secrets are for sources
+    done += _import_all(api, "destination", tree, dry_run=dry_run)
     known_routes = [_settings_of("route", one) for one in api.pages("routes") if one["origin"] == "store"]
     for settings in tree.get("route", []):
         is_new = settings not in known_routes
@@ -252,6 +264,48 @@ def import_definitions(api: Api, file: IO[bytes], dry_run: bool, as_json: bool) 
     return answer({"items": done}, lines, as_json=as_json)
 
 
+def _import_all(api: Api, noun: str, tree: Mapping[str, Any], *, dry_run: bool) -> list[dict[str, Any]]:
+    known = {one["name"]: _settings_of(noun, one) for one in api.pages(f"{noun}s") if one["origin"] == "store"}
+    return [
+        _import_named(api, noun, name, settings, known.get(name), dry_run=dry_run)
+        for name, settings in tree.get(noun, {}).items()
+    ]
+
+
+def _import_accounts(api: Api, accounts: Mapping[str, Any], *, dry_run: bool) -> list[dict[str, Any]]:
+    known = {one["id"]: _account_of(one) for one in api.pages("accounts")} if accounts else {}
+    return [_import_account(api, one, given, known.get(one), dry_run=dry_run) for one, given in accounts.items()]
+
+
+def _import_account(
+    api: Api, id: str, given: Mapping[str, Any], known: Mapping[str, Any] | None, *, dry_run: bool
+) -> dict[str, Any]:
+    """Make or change an account. A secret that it has and the file leaves out, or would generate, stays."""
+    kept = {} if known is None else known.get("secrets", {})
+    secrets = {
+        source: secret
+        for source, secret in given.get("secrets", {}).items()
+        if source not in kept or secret != GENERATE
+    }
+    after = _complete_account(given, secrets)
+    before = None if known is None else _complete_account(known, {})
+    outcome = {"noun": "account", "name": id, "new": known is None, "changed": before not in (None, after)}
+    if dry_run or before == after:
+        return outcome
+    if known is None:
+        made = api.act("POST", "accounts", {"id": id, **{word: after[word] for word in after if word != "enabled"}})
+        if not after["enabled"]:
+            api.act("PATCH", at("accounts", id), {"enabled": False})
+    else:
+        made = api.act("PATCH", at("accounts", id), after)
+    return {**outcome, "secrets": made["secrets"]}
+
+
+def _complete_account(given: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+    aliases = sorted(map(str, given.get("aliases", ())))
+    return {"name": "", "enabled": True, **given, "aliases": aliases, "secrets": secrets}
+
+
 def _import_named(
     api: Api, noun: str, name: str, settings: dict[str, Any], known: dict[str, Any] | None, *, dry_run: bool
 ) -> dict[str, Any]:
@@ -262,7 +316,7 @@ def _import_named(
     if dry_run:
         return outcome
     key = GENERATED[noun]
-    given = {one: value for one, value in settings.items() if known is None or one != key or value != "generate"}
+    given = {one: value for one, value in settings.items() if known is None or one != key or value != GENERATE}
     made = _put_enabled(api, noun, given, lambda body: api.act("PUT", at(f"{noun}s", name), body))
     return {**outcome, "address": made["address"], "secret": made["secret"]}
 
@@ -283,4 +337,5 @@ def _put_enabled(
 def _line(one: Mapping[str, Any]) -> str:
     act = "made" if one["new"] else "changed"
     secret = f"  secret {one['secret']}  (shown once)" if one.get("secret") else ""
+    secret += "".join(f"  {text(source)}: {told}  (shown once)" for source, told in one.get("secrets", {}).items())
     return f"{act} {one['noun']} {text(one['name'])}{secret}"

@@ -652,7 +652,9 @@ def _parts(values: Sequence[str]) -> Sequence[str]:
     show_default=True,
     help="JSON as JSON and the rest as base64; always base64, which keeps every byte; or left out.",
 )
-@click.option("--definitions", is_flag=True, help="Instead: the stored sources, destinations and routes, as TOML.")
+@click.option(
+    "--definitions", is_flag=True, help="Instead: stored sources, destinations, routes and accounts, as TOML."
+)
 @asks_api
 def export(api: Api, query: tuple[str, ...], output: Path | None, encoding: str, definitions: bool) -> int:
     """Write events as JSON lines, newest first: all, or those that match QUERY.
