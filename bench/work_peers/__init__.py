@@ -15,9 +15,9 @@ BATCH = 500
 """Jobs put in at once, where a program has a way to do so."""
 
 
-def setting(name: str) -> str:
+def setting(name: str, default: str | None = None) -> str:
     """Read a setting of the benchmark, e.g. where the store is."""
-    return os.environ[f"BENCH_{name}"]
+    return os.environ[f"BENCH_{name}"] if default is None else os.environ.get(f"BENCH_{name}", default)
 
 
 def subject_of(n: int) -> str | None:

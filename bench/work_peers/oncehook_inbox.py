@@ -19,7 +19,7 @@ def make_inbox() -> Inbox:
     """Make the inbox that is measured."""
     store = setting("STORE")
     made = Inbox(f"sqlite:{store}" if setting("ENGINE") == "sqlite" else store)
-    made.source("bench", verify="none", key=["$.id"], subject="$.subject")
+    made.source("bench", verify="none", key=["$.id"], subject="$.subject", keep_events=setting("KEEP", "30d"))
     if setting("SCENARIO") in ("http", "steady"):
         made.destination("sink", url=setting("SINK"), allow_private=True, concurrency=IN_FLIGHT)
         made.route("bench", "sink")

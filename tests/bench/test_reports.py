@@ -12,7 +12,7 @@ from bench.drive import Figures
 from bench.engines import ROOT
 from bench.report import Measured, Mixed, Results, as_json, render, targets
 
-from bench import growth, ingest, latency, memory, plots, stack, steady, whole
+from bench import growth, ingest, latency, memory, plots, prune, stack, steady, whole
 from tests.bench.test_steady import steady_run
 
 PNG = b"\x89PNG"
@@ -120,6 +120,17 @@ def test_growth_of_one_engine_is_drawn(folder: Path) -> None:
     assert {"growth", "filled"} <= {path.stem.partition("-")[0] for path in plots.draw_all(folder)}
 
 
+def test_intake_beside_pruning_is_judged_by_the_medians() -> None:
+    def load(keep: str, p99: float) -> dict[str, Any]:
+        return vars(prune.Load(keep, 1000, 500 if keep == prune.ENDED else 0, 2.0, 1.0, p99))
+
+    loads = [load(prune.KEPT, p99) for p99 in (9.0, 10.0, 50.0)] + [load(prune.ENDED, p99) for p99 in (8.0, 16.0, 99.0)]
+    found = {"rate": 500, "engines": {"sqlite": loads}}
+    (target,) = prune.targets(found)
+    assert (target.value, target.reached) == (pytest.approx(1.6), None)
+    assert "250" in prune.render(found), "pruned a second"
+
+
 def test_what_was_not_measured_is_not_drawn(folder: Path) -> None:
     for name in ("work", "latency", "growth", "stack", "steady"):
         (folder / f"{name}.json").unlink()
@@ -160,5 +171,5 @@ def test_every_part_understands_what_the_whole_tells_it(tmp_path: Path) -> None:
 def test_the_script_knows_every_part() -> None:
     text = (ROOT / "scripts/bench").read_text()
     [listed] = re.findall(r'case "\$\{1:-\}" in (.*?)\)', text)
-    assert {*whole.PARTS, "scale", "plots", "ratios"} == set(listed.split(" | "))
-    assert {*whole.PARTS, "scale"} == set(re.findall(r"scripts/bench (\S+)` one part", text)[0].split("|"))
+    assert {*whole.PARTS, "prune", "scale", "plots", "ratios"} == set(listed.split(" | "))
+    assert {*whole.PARTS, "prune", "scale"} == set(re.findall(r"scripts/bench (\S+)` one part", text)[0].split("|"))
