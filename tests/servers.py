@@ -44,9 +44,13 @@ _SETTINGS = {
 
 
 class Postgres:
-    """A PostgreSQL of our own on a free port of the loopback, with its data in a temporary folder."""
+    """A PostgreSQL of our own on a free port of the loopback, with its data in a temporary folder.
 
-    def __init__(self, **settings: str) -> None:
+    With a `primary` it follows that one, and every commit there waits for it from now on.
+    """
+
+    def __init__(self, primary: Postgres | None = None, **settings: str) -> None:
+        self._primary = primary
         self._settings = _SETTINGS | settings
         self._folder = Path(tempfile.mkdtemp(prefix="oncehook-postgres-"))
         self._owner = _unprivileged(self._folder)
@@ -54,6 +58,17 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
         self._initialise()
         self._start_on_a_free_port()
+        if primary is not None:
+            primary.set_up("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+
+    def set_up(self, *statements: str) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def promote(self) -> None:
+        """Let a server that followed another take its place."""
+        self.set_up("SELECT pg_promote()")
 
     @property
     def url(self) -> str:
@@ -124,11 +139,16 @@ class Postgres:
                 return
 
     def _initialise(self) -> None:
-        command = [str(self._programs / "initdb"), "-D", str(self._data), "-U", "oncehook"]
-        options = ["--auth=trust", "--encoding=UTF8", "--no-sync", "--no-locale"]
-        done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=self._folder, **self._owner)
+        if self._primary is None:
+            options = ["--auth=trust", "--encoding=UTF8", "--no-sync", "--no-locale"]
+            command = [str(self._programs / "initdb"), "-D", str(self._data), "-U", "oncehook", *options]
+        else:
+            options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+            source = f"postgresql://oncehook@127.0.0.1:{self._primary.port}"
+            command = [str(self._programs / "pg_basebackup"), "-d", source, "-D", str(self._data), *options]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self._folder, **self._owner)
         if done.returncode:
-            raise RuntimeError(f"initdb failed: {done.stderr}")
+            raise RuntimeError(f"{command[0]} failed: {done.stderr}")
 
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
