@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from oncehook.errors import NotFound, ReplayTooSoon, StoreError, StoreHeld, Stor
 from oncehook.model import Emission, Lease, LeaseRequest, Mark
 from oncehook.store.base import StoreObserver, Timeouts
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import SqliteStore, wire
+from oncehook.store.sqlite import SqliteStore, engine, wire
 from oncehook.store.sqlite.connection import Presence, holder
 from oncehook.store.sqlite.wire import VERBS, Failure, Greeting, socket_path
 from tests.effort import effort, first_seed
@@ -370,6 +371,65 @@ async def until_committed(store: SqliteStore, events: int) -> None:
     async with asyncio.timeout(30):
         while len(await look_at_all(store)) < events:
             await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["another has the lock", "it gets the lock"])
+async def test_a_client_that_closes_while_it_tries_to_take_over(
+    owner: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    client = SqliteStore(tmp_path / "inbox.db", timeouts=patient())
+    await client.open()
+    prepare = client._prepare
+
+    def prepare_slowly(migrate: bool) -> Any:
+        began.set()
+        goes_on.wait()
+        return prepare(migrate)
+
+    monkeypatch.setattr(client, "_prepare", prepare_slowly)
+    assert client.client._transport is not None
+    client.client._transport.abort()
+    await until(began.is_set)
+    if not is_held:
+        await owner.close()
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0.05)
+    goes_on.set()
+    async with asyncio.timeout(30):
+        await closing
+    assert client.hold is None
+    if not is_held:
+        async with opened(tmp_path / "inbox.db") as next_owner:
+            assert next_owner.owns
+
+
+async def test_a_client_that_closes_while_it_connects_leaves_no_connection(
+    owner: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    made: list[socket.socket] = []
+    client = SqliteStore(tmp_path / "inbox.db", timeouts=patient())
+    await client.open()
+    connect = engine.connect_to_owner
+
+    def connect_slowly(*arguments: Any) -> Any:
+        began.set()
+        goes_on.wait()
+        connected, welcome = connect(*arguments)
+        made.append(connected)
+        return connected, welcome
+
+    monkeypatch.setattr(engine, "connect_to_owner", connect_slowly)
+    assert client.client._transport is not None
+    client.client._transport.abort()
+    await until(began.is_set)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0.05)
+    goes_on.set()
+    async with asyncio.timeout(30):
+        await closing
+    await until(lambda: made and made[0].fileno() == -1)
 
 
 async def test_what_was_never_written_is_written_by_the_next_owner(tmp_path: Path) -> None:

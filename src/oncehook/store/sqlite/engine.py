@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -285,7 +286,13 @@ class SqliteStore(SqliteReader):
     async def _follow(self) -> None:
         """Become a client of the owner. Raises OSError where nobody answers, StoreHeld where it refuses."""
         patience = float(self._timeouts.connect)
-        await self.client.follow(*await self._on_thread(connect_to_owner, self._file, self._greeting(), patience))
+        connecting = self._on_thread(connect_to_owner, self._file, self._greeting(), patience)
+        try:
+            connected, welcome = await asyncio.shield(connecting)
+        except asyncio.CancelledError:  # it closes, and the thread may connect yet
+            connecting.add_done_callback(_disconnect_unused)
+            raise
+        await self.client.follow(connected, welcome)
 
     def _on_thread(self, function: Callable[P, T], *arguments: P.args, **_: P.kwargs) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -312,8 +319,9 @@ class SqliteStore(SqliteReader):
             try:
                 self.hold = await asyncio.shield(preparing)
             except asyncio.CancelledError:  # it closes: what is half taken is taken, and let go of as a whole
-                self.hold = await preparing
-                self._writer.start()
+                with suppress(OncehookError, OSError, sqlite3.Error):  # nothing was taken
+                    self.hold = await preparing
+                    self._writer.start()
                 raise
         self._writer.start()
         try:
@@ -956,6 +964,11 @@ def _result_of(
 
 def _verdicts_on(settlements: Sequence[Settlement]) -> list[Verdict | None]:
     return [emission.verdict for settlement in settlements for emission in settlement.emits]
+
+
+def _disconnect_unused(connecting: asyncio.Future[tuple[socket.socket, wire.Welcome]]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[0].close()
 
 
 def _no_transaction() -> ConfigError:
