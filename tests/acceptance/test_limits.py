@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import http.server
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -113,20 +114,21 @@ def test_two_workers_make_the_rate_together_and_one_alone_makes_all_of_it(start:
     admin, worker = start('rate = "50/s"')
     admin.send(*[f"k{n}" for n in range(450)], customer=None)
     admin.good("resume", "crm")
-    clocked.wait_for(20)
-    began = clocked.times[19]
     clocked.wait_for(20 + 200)
-    both = 200 / (clocked.times[219] - began)
     worker.kill()
     clocked.wait_for(240)  # what it had reserved is over
-    began = clocked.times[239]
     clocked.wait_for(240 + 150)
-    alone = 150 / (clocked.times[389] - began)
-    assert both <= 50 * 1.05
-    assert alone <= 50 * 1.05
+    both, alone = clocked.times[19:220], clocked.times[239:390]
+    assert typical_rate(both) <= 50 * 1.05
+    assert typical_rate(alone) <= 50 * 1.05
     # A machine that stands still makes fewer, so the best second counts: a share that nobody uses would show in each.
-    assert best_second(clocked.times[19:220]) >= 40
-    assert best_second(clocked.times[239:390]) >= 40
+    assert best_second(both) >= 40
+    assert best_second(alone) >= 40
+
+
+def typical_rate(times: Sequence[float], width: int = 100) -> float:
+    """The median over all runs of so many attempts: one whose first attempts came late looks faster than it was."""
+    return statistics.median(width / (times[n + width] - times[n]) for n in range(len(times) - width))
 
 
 def best_second(times: Sequence[float]) -> int:
