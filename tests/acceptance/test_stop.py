@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
+from typing import Any
 
+import pytest
+
+from oncehook.web.server import listen, serve_on
 from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import Receiver
 from tests.waiting import until
-from tests.wire import Answer, Client, hook, signed
+from tests.wire import Answer, Client, hook, request, signed
 
 
 async def under_way(receiver: Receiver) -> asyncio.Task[Answer]:
@@ -84,3 +88,29 @@ async def until_refused(receiver: Receiver) -> None:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         client.close()
+
+
+async def test_what_outlasts_the_drain_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that never ends, and a browser that holds a connection behind it."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def never_answer(scope: Any, receive: Any, send: Any) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    async with serve_on(listener, never_answer) as connections:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("GET", "/", b"", {}))
+        await began.wait()
+        connections.drain_until = asyncio.get_running_loop().time() + 0.1
+    assert "server.drain_timeout" in caplog.text
+    with suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    await ended.wait()
+    assert not connections.open
+    writer.close()

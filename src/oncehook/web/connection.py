@@ -197,7 +197,7 @@ class Connections:
                 listener.close()
 
     async def drain(self, is_urgent: Callable[[], bool]) -> None:
-        """Close idle connections, answer what is under way on the others, and cancel what takes too long."""
+        """Close idle connections, answer what is under way on the others, and cut off what takes too long."""
         self.shut_down()
         try:
             async with asyncio.timeout_at(self.drain_until):
@@ -207,6 +207,8 @@ class Connections:
             log.warning("server.drain_timeout", extra={"fields": {"requests": len(self._tasks)}})
             for task in self._tasks:
                 task.cancel()
+        for connection in list(self.open):
+            connection.transport.abort()
 
 
 # -- answers -----------------------------------------------------------------------------------
