@@ -41,13 +41,13 @@ from oncehook.media import (
     sweep_media,
 )
 from oncehook.model import (
+    AnyHeaders,
     Arrival,
     BreakerChange,
     Check,
     DefinitionChanges,
     EventId,
     Expired,
-    Headers,
     Item,
     Planned,
     StoredEvent,
@@ -648,6 +648,7 @@ class Inbox:
 
     async def _open_store(self, *, works: bool) -> None:
         self._parts.definitions = Definitions(self)
+        self._parts.vault = self.vault  # now, because a key that is none must not be found out by each request
         self._parts.loop = asyncio.get_running_loop()
         reports = StoreReports(self.observer, self._parts, works=works)
         await self.store.open(reports, migrate=self._migrate)
@@ -895,7 +896,7 @@ class Inbox:
     async def receive(
         self,
         source: str,
-        headers: Headers | Mapping[str, str],
+        headers: AnyHeaders,
         body: bytes,
         *,
         query: bytes = b"",
@@ -904,8 +905,11 @@ class Inbox:
     ) -> Receipt:
         """Receive one arrival from a route of one's own. The receipt holds the reply to send.
 
-        `account` is what would stand in the address, for a source with `account = "address"`.
+        `account` is what would stand in the address, for a source with `account = "address"`. Raises TypeError for a
+        body that is not bytes.
         """
+        if not isinstance(body, bytes):
+            raise TypeError(f"The body must be bytes as they came, not {type(body).__name__}: signatures cover them.")
         arrival = Arrival(source, build.as_headers(headers), body, query, "POST", "", peer, str(account))
         return await self.receiver.receive(arrival)
 

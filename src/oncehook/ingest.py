@@ -739,7 +739,11 @@ def draft(
     hops: int = 0,
     account: str | int | None = None,
 ) -> Draft:
-    """Draft an event: bytes are the body, anything else becomes JSON. Raises ConfigError for what is no account."""
+    """Draft an event: bytes are the body, anything else becomes JSON. Raises ConfigError for what is no account, and
+    TypeError for a key or subject that is not text."""
+    for name, value in (("key", key), ("subject", subject)):
+        if not isinstance(value, str | None):
+            raise TypeError(f"{name} must be text, not {value.__class__.__name__}.")
     body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
     return Draft(source, type, body, key, subject, hops, None if account is None else check_account_id(account))
 

@@ -79,6 +79,8 @@ EVERYTHING: Final = Scope()
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, in the order received, duplicates kept."""
+AnyHeaders = Headers | Mapping[str, str] | Iterable[tuple[str, str]]
+"""Headers as a program has them."""
 
 
 # -- ids ---------------------------------------------------------------------------------------

@@ -563,3 +563,19 @@ async def test_what_is_not_decided_within_its_budget_is_given_up_and_never_late(
     assert pending.abandoned
     with pytest.raises(StoreUnavailable):
         pending.result()
+
+
+async def test_a_caller_that_gives_no_bytes_is_told_so(tmp_path: Path) -> None:
+    """Otherwise its senders would be asked to try again for ever."""
+    inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    inbox.source("orders", verify="none", key="$.id")
+    async with inbox.running():
+        with pytest.raises(TypeError, match="The body must be bytes"):
+            await inbox.receive("orders", {}, '{"id": 1}')  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="headers must be text or bytes, not int"):
+            await inbox.receive("orders", {"a": 5}, b"{}")  # type: ignore[dict-item]
+        for n, headers in enumerate(({"A": "b"}, [("A", "b")], [(b"A", b"b")])):
+            assert (await inbox.receive("orders", headers, b'{"id": %d}' % n)).outcome == "accepted"
+        for wrong in ({"key": 5}, {"subject": 5}):
+            with pytest.raises(TypeError, match="must be text, not int"):
+                await inbox.emit("app", "made", {}, **wrong)  # type: ignore[arg-type]

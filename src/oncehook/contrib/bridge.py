@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -24,7 +24,7 @@ from oncehook.errors import ConfigError, Malformed, OncehookError, Rejected, Sto
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt, Receiver, try_again
 from oncehook.logs import ration
-from oncehook.model import Arrival, Headers
+from oncehook.model import AnyHeaders, Arrival, Headers
 from oncehook.settings import build
 from oncehook.sources import Reply, Source
 
@@ -151,7 +151,7 @@ class Bridge:
     def receive(
         self,
         source: str,
-        headers: Headers | Mapping[str, str],
+        headers: AnyHeaders,
         body: bytes,
         *,
         query: bytes = b"",

@@ -143,7 +143,9 @@ def load(
     check(config, reader)
     if secrets:
         _check_secrets(reader)
-        check_surroundings(config, reader)
+        _check_secret_key(config, env, reader)
+        for name, destination in config.destination.items():
+            check_surroundings(name, destination, reader)
     ends = list(loose_ends(config, reader, AppNames())) if whole else []
     for finding in ends:
         reader.note(*finding)
@@ -160,6 +162,16 @@ def _check_secrets(reader: SettingsReader) -> None:
                 read_key(value)
         except ConfigError as error:
             reader.note(path, f"{error} {error.hint}".rstrip())
+
+
+def _check_secret_key(config: Config, env: Mapping[str, str], reader: SettingsReader) -> None:
+    """Note a key for stored secrets that is none."""
+    from oncehook.settings.stored import open_vault
+
+    try:
+        open_vault(config.store, env)
+    except ConfigError as error:
+        reader.note((), f"environment {error} {error.hint}")
 
 
 # -- what overrides the file -------------------------------------------------------------------

@@ -19,7 +19,7 @@ from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import TIMEOUT
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Breaker, Engine, Headers
+from oncehook.model import AnyHeaders, Breaker, Engine, Headers
 from oncehook.objects import FolderObjects, Objects, open_objects
 from oncehook.routes import Route
 from oncehook.secret import reveal_text
@@ -308,8 +308,15 @@ def assign_ids(
     return by_source
 
 
-def as_headers(headers: Headers | Mapping[str, str]) -> Headers:
-    """Return headers in an arrival's form: names in lower case, all bytes."""
-    if not isinstance(headers, Mapping):
-        return [(name.lower(), value) for name, value in headers]
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+def as_headers(headers: AnyHeaders) -> Headers:
+    """Return headers in an arrival's form: names in lower case, all bytes. Raises TypeError for what are none."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [(_as_bytes(name).lower(), _as_bytes(value)) for name, value in pairs]
+
+
+def _as_bytes(part: str | bytes) -> bytes:
+    if isinstance(part, bytes):
+        return part
+    if not isinstance(part, str):
+        raise TypeError(f"Names and values of headers must be text or bytes, not {type(part).__name__}.")
+    return part.encode("latin-1")

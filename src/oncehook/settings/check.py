@@ -289,17 +289,16 @@ def read_address(destination: Settings) -> str | None:
     return url if destination.path is None else read_url(with_path(url, reveal_text(destination.path)))
 
 
-def check_surroundings(config: Config, reader: SettingsReader) -> None:
-    """Note what depends on this machine: secret URLs that cannot be called, missing certificates."""
-    from oncehook.http_client.client import read_certificates
+def check_surroundings(name: str, destination: Settings, reader: SettingsReader) -> None:
+    """Note what depends on this machine: a secret URL that cannot be called, missing certificates."""
+    path = ("destination", name)
+    references = [one for one in (destination.url, destination.path) if isinstance(one, Secret)]
+    if references and all(one.is_set() for one in references):  # one that is not set is reported elsewhere
+        _note(reader, path, "url", partial(read_address, destination))
+    if destination.ca is not None:
+        from oncehook.http_client.client import read_certificates
 
-    for name, destination in config.destination.items():
-        path = ("destination", name)
-        references = [one for one in (destination.url, destination.path) if isinstance(one, Secret)]
-        if references and all(one.is_set() for one in references):  # one that is not set is reported elsewhere
-            _note(reader, path, "url", partial(read_address, destination))
-        if destination.ca is not None:
-            _note(reader, path, "ca", partial(read_certificates, destination.ca))
+        _note(reader, path, "ca", partial(read_certificates, destination.ca))
 
 
 def _note(reader: SettingsReader, path: tuple[str, str], key: str, look: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -24,7 +24,7 @@ from oncehook.destinations.handler import HandlerDestination
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, DeliveryStatus, Engine, Filter, Headers, StoredDelivery
+from oncehook.model import AnyHeaders, Arrival, DeliveryStatus, Engine, Filter, StoredDelivery
 from oncehook.samples import Answer
 from oncehook.settings import build, development
 from oncehook.sources import Source
@@ -327,7 +327,7 @@ class TestInbox(Inbox):
     async def receive(
         self,
         source: str,
-        headers: Headers | Mapping[str, str],
+        headers: AnyHeaders,
         body: bytes,
         *,
         query: bytes = b"",
