@@ -26,7 +26,7 @@ from oncehook.errors import (
 )
 from oncehook.logs import ration
 from oncehook.model import DefinitionWrite, Noun, StoredDefinition, check_account_id
-from oncehook.secret import Secret
+from oncehook.secret import SHORTEST_SECRET, Secret
 from oncehook.settings import stored
 from oncehook.settings.stored import GENERATE, Vault
 from oncehook.sources import Source
@@ -39,7 +39,6 @@ log = logging.getLogger("oncehook.definitions")
 MOST_ALIASES: Final = 1000
 MOST_SECRETS: Final = 100
 LONGEST_NAME: Final = 200
-SHORTEST_SECRET: Final = 8
 TRIES: Final = 10
 """Times that a change is made again because somebody else changed the same at that moment."""
 LONGEST_OVERLAP: Final = 90 * 86_400.0
@@ -145,7 +144,7 @@ class AccountDefinitions:
             kept = self._host.vault.decrypt(found)
             if source not in kept:
                 raise NotFound(f"Account {found.name} has no secret for {source[:60]}.")
-            new = secret or await self._generate(source)
+            new = await self._read_secret(source, GENERATE if secret is None else secret)
             rotated = {**kept, source: stored.rotate(kept[source], new, seconds, clock.now_utc())}
             try:
                 settings = json.loads(found.settings)

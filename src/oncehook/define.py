@@ -25,6 +25,7 @@ from oncehook.errors import (
     InvalidSettings,
     NotFound,
     StoreUnavailable,
+    Undecryptable,
 )
 from oncehook.model import DefinitionWrite, Noun, RouteId, StoredDefinition, address_hash, is_account_id, new_id
 from oncehook.routes import subscribers
@@ -188,7 +189,7 @@ class Define:
                     return await self.create(noun, name, settings, account=account), True
                 kept = self._host.vault.decrypt(found)
                 key = stored.SECRET_OF.get(found.noun, "")
-                given = {**({key: kept[key]} if key in kept else {}), **settings}
+                given = {**({key: kept[key]} if key in kept else {}), **stored.restore(settings, kept)}
                 if found.account is not None and found.noun is not Noun.route:
                     given.setdefault("account", found.account)
                 return await self._change(found, given, account), False
@@ -202,7 +203,8 @@ class Define:
         """Change some settings of a definition; None takes one out. `enabled` and `account` are changed here, too."""
 
         def merge(found: StoredDefinition) -> Awaitable[Defined]:
-            given = {**stored.all_settings(self._host.vault, found), **settings}
+            kept = stored.all_settings(self._host.vault, found)
+            given = {**kept, **stored.restore(settings, kept)}
             account = given.pop("account", found.account) if found.noun is Noun.route else None
             is_enabled = given.pop("enabled", found.is_enabled)
             if not isinstance(is_enabled, bool):
@@ -227,7 +229,7 @@ class Define:
             if not given.get(key):
                 error = f"{name} has no {key} that could be rotated"
                 raise InvalidSettings([{"setting": key, "error": error, "hint": f"give it one: {key} = generate"}])
-            new = secret or stored.generate_secret(meant, name, given)
+            new = stored.generate_secret(meant, name, given) if secret in (None, stored.GENERATE) else secret
             given[key] = stored.rotate(given[key], new, seconds, clock.now_utc())
             return self._change(found, given, None, act="rotate", secret=new)
 
@@ -264,9 +266,18 @@ class Define:
                 )
             )
             assert made is not None
-            return Defined(made)
+            return Defined(made, path=self._path_of(made))
 
         return await self._with(noun, name, write)
+
+    def _path_of(self, definition: StoredDefinition) -> str:
+        """Return the last part of a source's address; nothing where that is secret and cannot be read here."""
+        if definition.noun is not Noun.source:
+            return ""
+        try:
+            return str(self._host.vault.decrypt(definition).get("path", definition.name))
+        except Undecryptable:
+            return ""
 
     async def delete(self, noun: NounName, name: str, *, discard: bool = False) -> None:
         """Delete a definition, and the routes from a source or to a destination.

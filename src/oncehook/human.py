@@ -49,6 +49,9 @@ RATE_FORMS: Final = 'write for example "50/s", "100/m" or "1000/h"'
 LONGEST: Final = 36_525 * 86_400
 """A hundred years: beyond that a moment in time no longer fits the databases' own types."""
 
+LARGEST: Final = 1 << 40
+"""A tebibyte: more than anything that is kept in memory or in a row."""
+
 
 def seconds(text: str | float) -> float:
     """Read a duration. Text needs its units, largest first; a number is seconds already.
@@ -84,6 +87,8 @@ def size(text: str | int) -> int:
         raise ConfigError(f"{text!r} is not a size; {SIZE_FORMS}")
     if exact != int(exact):
         raise ConfigError(f"{text!r} is not a whole number of bytes; {SIZE_FORMS}")
+    if exact > LARGEST:
+        raise ConfigError(f"{text!r} is more than 1 TiB; {SIZE_FORMS}")
     return int(exact)
 
 

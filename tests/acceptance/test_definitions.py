@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -484,6 +485,40 @@ async def test_the_api_says_what_is_wrong(pair: tuple[Server, Server]) -> None:
     assert (put.status, put.json["settings"]) == (200, {"url": "https://other.example/"})
     put = await one.ask("PUT", "destinations/crm-2", {"url": "https://other.example/"})
     assert put.status == 201
+
+
+async def test_words_that_stand_for_a_secret_never_become_one(pair: tuple[Server, Server]) -> None:
+    one, _ = pair
+    made = (await one.ask("POST", "sources", {"name": "s", "verify": HMAC, "secret": "generate", "key": "$.id"})).json
+    rotated = (await one.ask("POST", "sources/s/rotate", {"secret": "generate", "overlap": "1h"})).json
+    assert rotated["secret"] not in ("generate", made["secret"])
+    shown = (await one.ask("GET", "sources/s")).json["settings"]
+    for method in ("PUT", "PATCH"):
+        assert (await one.ask(method, "sources/s", {**shown, "subject": "$.customer"})).status == 200
+    for key, secret in (("1", made["secret"]), ("2", rotated["secret"])):
+        assert (await one.post_hook("s", key, secret)).status == 200, "given back as it was shown, it is kept"
+    refused = await one.ask("PATCH", "sources/s", {"secret": "(set)"})
+    assert (refused.status, refused.json["errors"][0]["setting"]) == (422, "secret")
+    for word in ("generate", "(set)"):
+        assert (await one.post_hook("s", "3", word)).status == 401
+    disabled = (await one.ask("POST", "sources/s/disable", {})).json
+    enabled = (await one.ask("POST", "sources/s/enable", {})).json
+    assert (disabled["address"], enabled["address"]) == ("/in/s", "/in/s")
+
+
+async def test_an_unknown_parameter_is_refused_everywhere(pair: tuple[Server, Server]) -> None:
+    one, _ = pair
+    client = one.client()
+    document = (await client.get("/openapi.json")).json
+    client.close()
+    asked = 0
+    for path, methods in document["paths"].items():
+        for method in methods:
+            if path.startswith("/api/v1/") and method in ("get", "post", "put", "patch", "delete"):
+                answer = await one.ask(method.upper(), re.sub(r"{[^}]*}", "x", path[8:]) + "?nonsense=1", {})
+                assert 400 <= answer.status < 500, (method, path, answer)
+                asked += 1
+    assert asked > 60
 
 
 async def test_without_a_key_secrets_are_refused(engine: Engine) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncehook.errors import ConfigError, InvalidSettings, SecretKeyMissing, Undecryptable
+from oncehook.errors import ConfigError, Forbidden, InvalidSettings, SecretKeyMissing, Undecryptable
 from oncehook.model import Noun, StoredDefinition
 from oncehook.settings import stored
 from oncehook.settings.stored import Vault, make_key_file, open_vault, read_draft
@@ -123,3 +123,51 @@ def test_what_reaches_into_the_server_is_found(
 ) -> None:
     monkeypatch.setitem(os.environ, "HOME", "https://home.example/")
     assert read_draft(noun, "one", given).privileged == privileged
+
+
+WHATSAPP = {"preset": "whatsapp-cloud", "verify_token": "a-token-of-mine"}
+
+
+@pytest.mark.parametrize(
+    ("noun", "given", "setting", "said"),
+    [
+        (Noun.source, {"verify": "bearer", "secret": ["generate"]}, "secret", 'write secret = "generate" alone'),
+        (Noun.source, {"verify": "bearer", "secret": ["my-secret-123", "generate"]}, "secret", "or rotate it"),
+        (Noun.source, {"preset": "whatsapp-cloud", "secret": "my-secret-123", "verify_token": "generate"},
+         "verify_token", "choose one"),
+        (Noun.source, {"verify": "bearer", "secret": "(set)"}, "secret", "leave it out to keep it"),
+        (Noun.source, {"verify": "bearer", "secret": ["(set, until 2026-11-18T12:00:00+00:00)"]}, "secret", "leave it"),
+        (Noun.destination, {"url": "https://a.example", "headers": {"Authorization": "(set)"}}, "headers", "leave it"),
+        (Noun.source, {"verify": "bearer", "secret": "short"}, "secret", "8 characters or more"),
+        (Noun.source, {"verify": "bearer", "secret": "my-secret-123", "max_body": 1 << 70}, "max_body", "1 TiB"),
+        (Noun.destination, {"url": "https://a.example", "ca": "/no/such/file.pem"}, "ca", "/no/such/file.pem"),
+    ],
+)  # fmt: skip
+def test_words_that_stand_for_a_secret_are_none(noun: Noun, given: dict[str, Any], setting: str, said: str) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        read_draft(noun, "it", given)
+    [error] = refused.value.errors
+    assert error["setting"] == setting
+    assert said in f"{error['error']}; {error['hint']}"
+
+
+@pytest.mark.parametrize("media", ["keep", {"url": "https://a.example"}, {"token": "a-token-1", "allow_private": True}])
+def test_media_that_reach_into_the_server_are_not_for_an_account(media: Any) -> None:
+    given = {**WHATSAPP, "secret": "my-secret-123", "media": media}
+    assert read_draft(Noun.source, "it", given).privileged == ["media"]
+    with pytest.raises(Forbidden, match="media"):
+        read_draft(Noun.source, "it", given, is_scoped=True)
+    own = {**WHATSAPP, "secret": "my-secret-123", "media": {"token": "a-token-of-ours"}}
+    assert read_draft(Noun.source, "it", own, is_scoped=True).privileged == []
+
+
+def test_what_was_shown_and_is_given_back_keeps_its_secrets() -> None:
+    kept = {
+        "secret": ["new-secret-1", {"value": "old-secret-1", "until": "2026-11-18T12:00:00+00:00"}],
+        "headers": {"Authorization": "Bearer x", "X-Team": "a"},
+    }
+    shown = stored.hide_all(kept)
+    assert stored.restore(shown, kept) == kept
+    changed = stored.restore({"headers": {"Authorization": "(set)", "X-Team": "b"}, "key": "$.id"}, kept)
+    assert changed == {"headers": {"Authorization": "Bearer x", "X-Team": "b"}, "key": "$.id"}
+    assert stored.restore({"secret": "(set)"}, kept) == {"secret": "(set)"}, "which is then refused"

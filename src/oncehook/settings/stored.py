@@ -24,9 +24,9 @@ from oncehook.errors import ConfigError, Forbidden, InvalidSettings, SecretKeyMi
 from oncehook.model import Noun, StoredDefinition
 from oncehook.private import open_private
 from oncehook.routes import Route, subscribed
-from oncehook.secret import OldSecret, read_until
+from oncehook.secret import SHORTEST_SECRET, OldSecret, read_until
 from oncehook.settings import build
-from oncehook.settings.check import check_destination, find_gaps, find_kinds, is_unverified
+from oncehook.settings.check import check_destination, check_surroundings, find_gaps, find_kinds, is_unverified
 from oncehook.settings.read import Problem, Settings, SettingsReader, label, program_reader
 from oncehook.settings.tables import DestinationSettings, RouteTable, SourceSettings, TermSettings
 from oncehook.settings.values import NAME, NAME_FORM, TELLING
@@ -40,6 +40,7 @@ SECRET_OF: Final = {Noun.source: "secret", Noun.destination: "sign"}
 """The setting that is generated and rotated."""
 GENERATE: Final = "generate"
 HIDDEN: Final = "(set)"
+_PLACEHOLDER: Final = re.compile(r"\(set(, until [^)]*)?\)")
 VARIABLE: Final = "ONCEHOOK_SECRET_KEY"
 
 
@@ -164,6 +165,10 @@ def read_draft(noun: Noun, name: str, given: Mapping[str, Any], *, is_scoped: bo
     reader = program_reader()
     read = _read(noun, name, given, reader, is_scoped=is_scoped)
     source: Source | None = None
+    if read is not None:
+        _check_secrets(noun, name, given, read, reader)
+    if noun is Noun.destination and not reader.problems:
+        check_surroundings(name, read, reader)
     if not reader.problems:
         try:
             source = _try_parts(noun, name, read)
@@ -221,6 +226,31 @@ def _read(
     return read
 
 
+def _check_secrets(noun: Noun, name: str, given: Mapping[str, Any], read: Settings, reader: SettingsReader) -> None:
+    """Note words that stand for a secret where one itself is wanted: everybody knows them; and what is too short."""
+    for key in dict.fromkeys(_find_secret(noun, read, reader)):
+        for text in _find_texts(given.get(key)):
+            if text == GENERATE:
+                alone = f'write {key} = "{GENERATE}" alone, or rotate it' if key == SECRET_OF[noun] else "choose one"
+                reader.note((noun.value, name, key), f'{key} cannot be "{GENERATE}" here; {alone}')
+            elif _PLACEHOLDER.fullmatch(text):
+                sentence = f'{key} is "{text}", which only shows that it is set; leave it out to keep it'
+                reader.note((noun.value, name, key), sentence)
+            elif key == "secret" and len(text) < SHORTEST_SECRET:
+                reader.note((noun.value, name, key), f"{key} must have {SHORTEST_SECRET} characters or more")
+
+
+def _find_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _find_texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _find_texts(one)
+
+
 def _try_parts(noun: Noun, name: str, read: Settings) -> Source | None:
     """Build what the settings describe, because some errors show only then. Raises ConfigError."""
     if noun is Noun.source:
@@ -254,6 +284,8 @@ def find_privileged(noun: Noun, read: Settings, reader: SettingsReader) -> list[
     if noun is Noun.source:
         found += ["path"] if read.path is not None else []
         found += ["verify"] if is_unverified(read) else []
+        # Without a token of its own it would use the server's.
+        found += ["media"] if read.media is not None and (read.media.allow_private or not read.media.token) else []
     if noun is Noun.destination:
         found += [key for key in ("allow_private", "allow_hosts", "ca") if getattr(read, key)]
         found += ["url"] if is_event_address(read.url) else []
@@ -437,6 +469,19 @@ def hide(value: Any) -> Any:
             return f"{HIDDEN[:-1]}, until {value['until']})" if "until" in value else HIDDEN
         return {key: hide(one) for key, one in value.items()}
     return HIDDEN
+
+
+def restore(given: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as somebody gives them back after they were shown: what was hidden is what is kept."""
+    return {key: _restore(value, kept[key]) if key in kept else value for key, value in given.items()}
+
+
+def _restore(value: Any, kept: Any) -> Any:
+    if value == hide(kept):
+        return kept
+    if isinstance(value, Mapping) and isinstance(kept, Mapping):
+        return restore(value, kept)
+    return value
 
 
 def title(noun: Noun, name: str) -> str:

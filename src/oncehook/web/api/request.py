@@ -331,8 +331,7 @@ def _bad_cursor() -> BadRequest:
 def check_word(word: str, words: Sequence[str], what: str) -> None:
     """Refuse an unknown word, naming the nearest one."""
     if word not in words:
-        hint = suggest(word[:60], words)
-        raise BadRequest(f"`{word[:60]}` is no {what}.", hint=hint[0].upper() + hint[1:])
+        raise BadRequest(f"`{word[:60]}` is no {what}.", hint=suggest(word[:60], words) or "There are none here.")
 
 
 def check_parameters(request: Request) -> None:
