@@ -145,7 +145,7 @@ class AccountDefinitions:
             kept = self._host.vault.decrypt(found)
             if source not in kept:
                 raise NotFound(f"Account {found.name} has no secret for {source[:60]}.")
-            new = secret or await self._generate(source)
+            new = await self._read_secret(source, secret or GENERATE)
             rotated = {**kept, source: stored.rotate(kept[source], new, seconds, clock.now_utc())}
             try:
                 settings = json.loads(found.settings)
@@ -178,6 +178,13 @@ class AccountDefinitions:
     async def get(self, id: str | int) -> DefinedAccount:
         """Return an account. Raises NotFound."""
         found = await self._find(str(id))
+        return _show(found, (await self._host.store.aliases_of([found.name])).get(found.name, []))
+
+    async def find(self, name: str) -> DefinedAccount | None:
+        """Return the account that has an id or an alias."""
+        found = (await self._host.store.find_accounts([name])).get(name)
+        if found is None or (self._accounts is not None and found.name not in self._accounts):
+            return None
         return _show(found, (await self._host.store.aliases_of([found.name])).get(found.name, []))
 
     async def all(self, *, after: str = "", limit: int = 50) -> list[DefinedAccount]:

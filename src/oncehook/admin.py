@@ -46,6 +46,7 @@ from oncehook.ingest import Receiver
 from oncehook.logs import ration
 from oncehook.media import ERASED_AFTER, read_media, sweep_media
 from oncehook.model import (
+    ADDRESS,
     ERASED,
     EVERYTHING,
     NOTHING_TO_REPLAY,
@@ -805,6 +806,12 @@ class Admin:
         if (own := self._sources.get(name)) is not None:
             return await self._show_own_source(own, figures)
         return await self._show_stored_source(await self._get_stored("source", name), figures)
+
+    async def sources_by_account(self, limit: int = 200) -> list[str]:
+        """Return the sources that have an address for each account: file and program, then stored ones by name."""
+        own = [one.name for one in self._sources.values() if one.has_accounts_by_address]
+        others = await self._stored("source", None, 200)
+        return [*own, *(one.name for one in others if stored.show(one).get("account") == ADDRESS)][:limit]
 
     async def _show_own_source(self, source: Source, figures: Figures) -> ShownSource:
         shown = await self._show_source(source, self._routes, figures)
