@@ -814,8 +814,7 @@ class Admin:
         return [*own, *(one.name for one in others if stored.show(one).get("account") == ADDRESS)][:limit]
 
     async def _show_own_source(self, source: Source, figures: Figures) -> ShownSource:
-        shown = await self._show_source(source, self._routes, figures)
-        return replace(shown, **self._origin("source", source.name))
+        return replace(await self._show_source(source, figures), **self._origin("source", source.name))
 
     async def _show_stored_source(self, definition: StoredDefinition, figures: Figures) -> ShownSource:
         try:
@@ -823,11 +822,13 @@ class Admin:
         except (ConfigError, Undecryptable) as error:
             shown = reports.show_unusable_source(definition, str(error))
         else:
-            routes = [self._build_route(one) for one in await self._store.find_routes([definition.name])]
-            shown = await self._show_source(source, [*self._routes, *routes], figures)
+            shown = await self._show_source(source, figures)
         return replace(shown, **_stored_origin(definition))
 
-    async def _show_source(self, source: Source, routes: Sequence[Route], figures: Figures) -> ShownSource:
+    async def _show_source(self, source: Source, figures: Figures) -> ShownSource:
+        leading = await self._store.find_routes([source.name])
+        seen = [self._build_route(one) for one in leading if self.scope.sees(one.source, one.account)]
+        routes = [*self._routes, *seen]
         latest = await self._store.find_events(self._within(Filter(source=source.name)), limit=1)
         arrived = latest.items[0].received_at if latest.items else None
         return show_source(source, routes, arrived, figures.by_source.get(source.name, {}))
