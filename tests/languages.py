@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 from jinja2 import nodes
 
 from oncehook.model import AttemptOutcome, DeliveryStatus, Outcome, ReplayState
 from oncehook.web import dashboard
-from oncehook.web.dashboard import charts, events, replays, setup
+from oncehook.web.dashboard import accounts, charts, define, events, replays, setup
 from oncehook.web.dashboard.render import SENTENCES, _templates
 
 PAGES = Path(dashboard.__file__).parent
 STATS = ("Received", "Duplicates", "Rejected", "Delivered", "Oldest due", "Dead letters")
+FIELDS = ("Name", "Send to", "ID", "Aliases")
+"""Labels of fields that are no settings."""
 SHOWN = (
     *(
         "held back",
@@ -63,6 +66,9 @@ def labels() -> tuple[set[str], set[tuple[str, str]]]:
     texts |= {page.menu[1] for page in dashboard.PAGES if page.menu}
     texts |= {words for span in charts.SPANS for words in (span.title, span.before)} | {"the time before"}
     texts |= {label for _, label in (*replays.RATES, *events.RANGES)} | set(replays.OUTCOMES)
+    texts |= {text for labels in define.LABELS.values() for text in labels.values()} | {*define.ABOUT.values()}
+    texts |= {text for words in define.WORDS.values() for text in astuple(words) if text and text != words.example}
+    texts |= {label for _, label in (*define.OVERLAPS, *accounts.LINKS)} | {*FIELDS, accounts.MOVE}
     texts |= {str(word) for kind in (AttemptOutcome, DeliveryStatus, Outcome, ReplayState) for word in kind}
     plurals: set[tuple[str, str]] = set()
     for said in (*_in_templates(), *_in_pages()):

@@ -179,6 +179,13 @@ class AccountDefinitions:
         found = await self._find(str(id))
         return _show(found, (await self._host.store.aliases_of([found.name])).get(found.name, []))
 
+    async def find(self, name: str) -> DefinedAccount | None:
+        """Return the account that has an id or an alias."""
+        found = (await self._host.store.find_accounts([name])).get(name)
+        if found is None or (self._accounts is not None and found.name not in self._accounts):
+            return None
+        return _show(found, (await self._host.store.aliases_of([found.name])).get(found.name, []))
+
     async def all(self, *, after: str = "", limit: int = 50) -> list[DefinedAccount]:
         """Return accounts by id, those after an id."""
         store = self._host.store

@@ -46,6 +46,7 @@ from oncehook.ingest import Receiver
 from oncehook.logs import ration
 from oncehook.media import ERASED_AFTER, read_media, sweep_media
 from oncehook.model import (
+    ADDRESS,
     ERASED,
     EVERYTHING,
     NOTHING_TO_REPLAY,
@@ -806,9 +807,14 @@ class Admin:
             return await self._show_own_source(own, figures)
         return await self._show_stored_source(await self._get_stored("source", name), figures)
 
+    async def sources_by_account(self, limit: int = 200) -> list[str]:
+        """Return the sources that have an address for each account: file and program, then stored ones by name."""
+        own = [one.name for one in self._sources.values() if one.has_accounts_by_address]
+        others = await self._stored("source", None, 200)
+        return [*own, *(one.name for one in others if stored.show(one).get("account") == ADDRESS)][:limit]
+
     async def _show_own_source(self, source: Source, figures: Figures) -> ShownSource:
-        shown = await self._show_source(source, self._routes, figures)
-        return replace(shown, **self._origin("source", source.name))
+        return replace(await self._show_source(source, figures), **self._origin("source", source.name))
 
     async def _show_stored_source(self, definition: StoredDefinition, figures: Figures) -> ShownSource:
         try:
@@ -816,11 +822,13 @@ class Admin:
         except (ConfigError, Undecryptable) as error:
             shown = reports.show_unusable_source(definition, str(error))
         else:
-            routes = [self._build_route(one) for one in await self._store.find_routes([definition.name])]
-            shown = await self._show_source(source, [*self._routes, *routes], figures)
+            shown = await self._show_source(source, figures)
         return replace(shown, **_stored_origin(definition))
 
-    async def _show_source(self, source: Source, routes: Sequence[Route], figures: Figures) -> ShownSource:
+    async def _show_source(self, source: Source, figures: Figures) -> ShownSource:
+        leading = await self._store.find_routes([source.name])
+        seen = [self._build_route(one) for one in leading if self.scope.sees(one.source, one.account)]
+        routes = [*self._routes, *seen]
         latest = await self._store.find_events(self._within(Filter(source=source.name)), limit=1)
         arrived = latest.items[0].received_at if latest.items else None
         return show_source(source, routes, arrived, figures.by_source.get(source.name, {}))

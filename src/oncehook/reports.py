@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from oncehook.destinations.base import Destination
-from oncehook.human import show_span
+from oncehook.human import show_setting, show_span
 from oncehook.model import (
     ArrivalId,
     Breaker,
@@ -357,6 +357,7 @@ class ShownRoute(msgspec.Struct, frozen=True):
     coalesce: bool | str | None
     latest_wins: bool
     on_dead: str
+    priority: str
     origin: str = "program"
     """What defines it: file, program or store."""
     place: str | None = None
@@ -367,6 +368,12 @@ class ShownRoute(msgspec.Struct, frozen=True):
     """Of a stored one: its settings as given, of secrets only that they are set."""
     trouble: str | None = None
     """Why a stored one cannot be used here."""
+
+    @property
+    def options(self) -> Sequence[str]:
+        """Its options that are not as usual, each as in the file."""
+        usual = {"coalesce": (None, False), "latest_wins": (False,), "on_dead": ("continue",), "priority": ("normal",)}
+        return [show_setting(name, value) for name, but in usual.items() if (value := getattr(self, name)) not in but]
 
     @property
     def condition(self) -> str:
@@ -382,8 +389,8 @@ class ShownRoute(msgspec.Struct, frozen=True):
 
 def show_route(route: Route, id: str | None = None) -> ShownRoute:
     settings = route.settings
-    ends = (route.source, route.destination)
-    return ShownRoute(id, *ends, settings.when, settings.coalesce, settings.latest_wins, settings.on_dead)
+    options = (settings.coalesce, settings.latest_wins, settings.on_dead, settings.priority)
+    return ShownRoute(id, route.source, route.destination, settings.when, *options)
 
 
 def show_unusable_source(definition: StoredDefinition, trouble: str) -> ShownSource:

@@ -1,4 +1,4 @@
-"""Sources and destinations made in the browser: three clicks to an address, a secret shown once, and the way back."""
+"""Definitions made in the browser: three clicks to an address, a secret shown once, routes, and the way back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from starlette.routing import Mount
 
 from oncehook import Person, clock
 from oncehook.model import Filter
+from oncehook.web.dashboard.setup import LISTED
 from tests.ui.conftest import Enter
 from tests.ui.house import House
 from tests.ui.test_acts import OURS
@@ -166,6 +167,8 @@ def test_what_is_wrong_is_said_beside_its_field(open_house: OpenHouse, enter: En
     page.get_by_role("button", name="Create source").click()
     expect(page.get_by_role("heading", name="mine is ready")).to_be_visible()
     expect(page.locator("body")).not_to_contain_text("typed-by-hand")
+    page.get_by_role("link", name="Back to sources").click()
+    expect(page.locator("#mine")).to_be_visible()
     page.goto(open_house.url + "/sources/mine/define")
     expect(page.get_by_label("Others, one a line")).to_have_value('preset = "generic"\nmax_body = "1MiB"')
     page.get_by_label("Others, one a line").fill('preset = "generic"')
@@ -248,7 +251,13 @@ def test_who_is_no_admin_sees_no_button_and_is_refused(open_house: OpenHouse, en
             page.goto(f"{open_house.url}/{noun}s")
             expect(page.get_by_role("link", name=re.compile("^(New|Change|Origin)"))).to_have_count(0)
         cookie = {"cookie": open_house.login(role), **OURS}
-        for path in ("/sources/new", "/sources/mine/define", "/sources/mine/delete", "/destinations/new"):
+        for path in (
+            "/sources/new",
+            "/sources/mine/define",
+            "/sources/mine/delete",
+            "/destinations/new",
+            "/routes/new",
+        ):
             assert open_house.ask("GET", path, headers=cookie).status == 403
         for act in ("define", "rotate", "enable", "disable", "delete"):
             assert open_house.ask("POST", f"/sources/mine/{act}", form={}, headers=cookie).status == 403
@@ -264,13 +273,133 @@ def test_what_a_program_defines_is_shown_and_not_edited(open_house: OpenHouse, e
     for noun, name in (("source", "stripe"), ("destination", "n8n")):
         page.goto(f"{open_house.url}/{noun}s")
         page.locator(f"#{name}").get_by_role("link", name="Origin…").click()
-        expect(page.locator(".sheet.page")).to_contain_text("a program defines")
+        expect(page.locator(".sheet.page")).to_contain_text("A program defines it.")
         expect(page.locator(".sheet.page input, .sheet.page button")).to_have_count(0)
         cookie = {"cookie": open_house.login("admin"), **OURS}
         for act in ("define", "rotate", "disable", "delete"):
             answer = open_house.ask("POST", f"/{noun}s/{name}/{act}", form={}, headers=cookie)
             assert answer.status == 409, act
             assert "defined in the file or in the program" in answer.text
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_a_route_made_in_the_browser_leads_events_to_its_destination(
+    open_house: OpenHouse, enter: Enter, scripted: bool
+) -> None:
+    house = open_house
+    page = enter(house, java_script_enabled=scripted)
+    page.goto(house.url + "/sources")
+    page.locator("#partner").get_by_role("link", name="New route…").click()
+    expect(page.get_by_label("From")).to_have_value("partner")
+    offered = page.locator("#choices-to option").evaluate_all("(all) => all.map((one) => one.value)")
+    assert set(offered) == {"n8n", "billing", "reply", "ship"}
+    page.get_by_label("To", exact=True).fill("billing")
+    page.get_by_label("Types").fill("order.paid, order.sent")
+    page.get_by_text("More settings").click()
+    page.get_by_label("Coalesce").select_option("yes")
+    page.get_by_role("button", name="Create route").click()
+    expect(page.locator(".toast")).to_contain_text("Created")
+    (made,) = house.do(house.inbox.define.all("route"))
+    row = page.locator(f"#{made.name}")
+    expect(row).to_contain_text("order.paid | order.sent")
+    expect(row).to_contain_text("coalesce = true")
+
+    def deliver(key: str, type_: str) -> list[str]:
+        (event,) = house.receive("partner", body={"id": key, "type": type_})
+        house.settle()
+        found = house.do(house.inbox.admin.deliveries(house.inbox.admin.read(f"event:{event}"))).items
+        return [f"{one.destination} {one.status}" for one in found]
+
+    assert deliver("p1", "order.paid") == ["billing done"]
+    assert deliver("p2", "order.lost") == []
+    page.goto(house.url + "/sources")
+    expect(page.locator("#partner")).to_contain_text("to billing")
+
+    page.goto(house.url + "/routes")
+    row.get_by_role("link", name="Change…").click()
+    expect(page.get_by_label("Types")).to_have_value("order.paid, order.sent")
+    expect(page.get_by_label("Coalesce")).to_have_value("true")
+    page.get_by_label("Types").fill("")
+    page.get_by_label("Coalesce").select_option("")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".toast")).to_contain_text("Changed")
+    assert house.do(house.inbox.admin.route(made.name)).settings == {"from": "partner", "to": "billing"}
+    assert deliver("p3", "order.lost") == ["billing done"]
+    page.get_by_role("button", name="Disable").click()
+    expect(page.locator(".toast")).to_contain_text("Disabled")
+    assert deliver("p4", "order.lost") == []
+    page.get_by_role("button", name="Enable").click()
+    expect(page.locator(".toast")).to_contain_text("Enabled")
+    page.get_by_role("link", name="Delete…").click()
+    page.get_by_role("button", name="Delete partner → billing").click()
+    expect(page.locator(".toast")).to_contain_text("Deleted")
+    expect(row).to_have_count(0)
+    assert house.do(house.inbox.define.all("route")) == []
+    assert house.ask("GET", f"/routes/{made.name}/define", headers={"cookie": house.login()}).status == 404
+
+
+def test_what_is_wrong_with_a_route_is_said_beside_its_field(open_house: OpenHouse, enter: Enter) -> None:
+    cookie = {"cookie": open_house.login("admin"), **OURS}
+    empty = open_house.ask("POST", "/routes", form={}, headers=cookie)
+    assert empty.status == 422
+    assert re.findall(r'class="wrong" id="([^"]+)"', empty.text) == ["wrong-from", "wrong-to"]
+    page = enter(open_house)
+    page.goto(open_house.url + "/routes/new?from=stripe&to=shp")
+    page.get_by_role("button", name="Create route").click()
+    expect(page.locator("#wrong-to")).to_contain_text('there is no destination "shp"; did you mean "ship"?')
+    expect(page.get_by_label("To", exact=True)).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("To", exact=True).fill("ship")
+    page.get_by_label("Types").fill("charge.*")
+    page.get_by_text("More settings").click()
+    page.get_by_label("Others, one a line").fill('when = { "$.amount" = ">1000" }')
+    page.get_by_role("button", name="Create route").click()
+    expect(page.locator("#wrong-when")).to_contain_text("when is given twice")
+    page.get_by_label("Types").fill("")
+    page.get_by_label("Others, one a line").fill('when = { "$.amount[" = ">1000" }')
+    page.get_by_role("button", name="Create route").click()
+    expect(page.locator("#wrong-when")).to_contain_text("is not a JSONPath")
+    assert axed(page) == []
+    page.get_by_label("Others, one a line").fill('when = { "$.amount" = ">1000" }')
+    page.get_by_role("button", name="Create route").click()
+    expect(page.locator("#list")).to_contain_text("$.amount >1000")
+    page.get_by_role("link", name="Change…").click()
+    expect(page.get_by_label("Others, one a line")).to_have_value('when = { "$.amount" = ">1000" }')
+    forged = {"from": "stripe", "to": "ship", "priority": "urgent"}
+    refused = open_house.ask("POST", "/routes", form=forged, headers=cookie)
+    assert (refused.status, 'id="wrong-priority"' in refused.text) == (422, True)
+
+
+def test_routes_of_a_program_are_shown_with_their_origin_and_not_edited(open_house: OpenHouse, enter: Enter) -> None:
+    made = open_house.do(open_house.inbox.define.route("stripe", "ship"))
+    page = enter(open_house)
+    page.goto(open_house.url + "/routes")
+    rows = page.locator("#list tbody tr")
+    expect(rows).to_have_count(5)
+    expect(rows.filter(has_text="a program")).to_have_count(4)
+    expect(page.get_by_role("link", name="Change…")).to_have_count(1)
+    expect(rows.filter(has_text="a program").locator("a.btn, button")).to_have_count(0)
+    viewer = enter(open_house, "viewer")
+    viewer.goto(open_house.url + "/routes")
+    expect(viewer.locator("#list tbody tr")).to_have_count(5)
+    expect(viewer.locator("#main").get_by_role("link", name=re.compile("^(New|Change)"))).to_have_count(0)
+    cookie = {"cookie": open_house.login("operator"), **OURS}
+    for act in ("define", "enable", "disable", "delete"):
+        assert open_house.ask("POST", f"/routes/{made.name}/{act}", form={}, headers=cookie).status == 403
+
+
+def test_many_routes_are_shown_a_page_at_a_time(open_house: OpenHouse) -> None:
+    async def make() -> None:
+        for number in range(LISTED + 5):
+            await open_house.inbox.define.route(f"app-{number}", "ship")
+
+    open_house.do(make())
+    cookie = {"cookie": open_house.login()}
+    first = open_house.ask("GET", "/routes", headers=cookie).text
+    (after,) = re.findall(r'href="(/routes\?cursor=[^"]+)"', first)
+    second = open_house.ask("GET", after, headers=cookie).text
+    rows = [set(re.findall(r'id="(rte_[0-9a-f]+)"', text)) for text in (first, second)]
+    assert (len(rows[0]), len(rows[1]), rows[0] & rows[1]) == (LISTED, 5, set())
+    assert "cursor=" not in second
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -282,6 +411,7 @@ def test_forms_can_be_read_by_everybody_on_every_screen(
     cookie = {"cookie": open_house.login("admin"), **OURS}
     form = {"name": "crm", "url": "https://crm.example/hooks", "sign": "generate"}
     assert open_house.ask("POST", "/destinations", form=form, headers=cookie).status == 201
+    route = open_house.do(open_house.inbox.define.route("stripe", "crm", coalesce="any"))
     wrong: dict[str, list[str]] = {}
 
     def check(name: str) -> None:
@@ -302,6 +432,10 @@ def test_forms_can_be_read_by_everybody_on_every_screen(
         "destination": "/destinations/crm/define",
         "origin": "/sources/stripe/define",
         "delete": "/destinations/crm/delete",
+        "routes": "/routes",
+        "new-route": "/routes/new",
+        "route": f"/routes/{route.name}/define",
+        "delete-route": f"/routes/{route.name}/delete",
         "sources": "/sources",
         "destinations": "/destinations",
     }.items():
@@ -331,5 +465,16 @@ def test_a_customer_sends_a_source_to_destinations_of_its_own_only(
         assert house.ask("POST", "/sources", form={**form, "to": "hers"}, headers=OURS).status == 201
         (route,) = house.do(define.all("route"))
         assert (route.source, route.destination, route.account) == ("lead", "hers", "42")
+        offered = house.ask("GET", "/routes/new")
+        assert set(re.findall(r'<option value="([a-z]+)"></option>', offered.text)) == {"lead", "hers"}
+        assert 'name="account"' not in offered.text
+        for ends in ({"from": "lead", "to": "theirs"}, {"from": "stripe", "to": "hers"}):
+            assert house.ask("POST", "/routes", form=ends, headers=OURS).status == 422
+        ends = {"from": "lead", "to": "hers", "when": "order.paid"}
+        assert house.ask("POST", "/routes", form=ends, headers=OURS).status == 303
+        assert {one.account for one in house.do(define.all("route"))} == {"42"}
+        theirs = house.do(define.route("stripe", "ship"))
+        assert house.ask("GET", f"/routes/{theirs.name}/define").status == 404
+        assert house.ask("POST", f"/routes/{theirs.name}/delete", form={}, headers=OURS).status == 404
     finally:
         house.close()

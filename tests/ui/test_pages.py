@@ -23,6 +23,7 @@ PAGES = {
     "replays": ("/replays", "Replays"),
     "sources": ("/sources", "Sources"),
     "destinations": ("/destinations", "Destinations"),
+    "accounts": ("/accounts", "Accounts"),
     "charts": ("/charts", "Charts"),
     "live": ("/live", "Live"),
     "system": ("/system", "System"),
@@ -58,6 +59,7 @@ def views(house: House) -> dict[str, str]:
         "plan": "/replays/plan?query=status:dead",
         "discard": "/dead/discard?query=status:dead",
         "bad-query": "/events?query=statsu:dead",
+        "routes": "/routes",
         "none-match": "/events?query=key:nothing",
         "nowhere": "/nowhere",
     }
@@ -147,6 +149,7 @@ def test_every_page_teaches_when_it_is_empty(own_house: House, enter: Enter) -> 
         "/system": "Workers",
         "/sources": "Give the provider this address",
         "/destinations": "closed",
+        "/accounts": "No accounts",
     }.items():
         page.goto(own_house.url + path)
         expect(page.locator("#main")).to_contain_text(words)

@@ -169,12 +169,14 @@ class SettingsReader:
         self.is_program = is_program
         self._failed: set[SettingPath] = set()
 
-    def note(self, path: SettingPath, sentence: str) -> None:
+    def note(self, path: SettingPath, sentence: str, missing: str = "") -> None:
+        """Note a problem at a place; `missing`: of a setting that should be there."""
         self._failed.add(path)
-        self.problems.append(self.problem(path, sentence))
+        self.problems.append(self.problem(path, sentence, missing))
 
-    def problem(self, path: SettingPath, sentence: str) -> Problem:
-        return Problem(self.origin.line(path), self.origin.place(path), sentence, ".".join(map(str, path[2:])))
+    def problem(self, path: SettingPath, sentence: str, missing: str = "") -> Problem:
+        setting = ".".join(map(str, (*path[2:], *([missing] if missing else ()))))
+        return Problem(self.origin.line(path), self.origin.place(path), sentence, setting)
 
     def has_failed(self, path: SettingPath) -> bool:
         """Tell whether this setting was given and is wrong, so that it must not be reported as missing."""
@@ -196,7 +198,7 @@ class SettingsReader:
             if key in value:
                 self._read_into(given, field, value[key], (*path, key))
             elif field.required and not self.has_failed((*path, key)):
-                self.note(path, f'{label(path)} needs "{key}"')
+                self.note(path, f'{label(path)} needs "{key}"', key)
         if any(field.required and field.attribute not in given for field in fields.values()):
             raise NotedError
         return settings_class(kind)(**given) if typing.is_typeddict(kind) else kind(**given)

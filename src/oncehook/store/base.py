@@ -176,7 +176,8 @@ def check_expected(write: DefinitionWrite, found: int | None) -> None:
     """Refuse a change of a definition that is not as its author has seen it. `found`: its version; None: none is
     there."""
     if write.expected is None and found is not None:
-        raise Exists(f'There is a {write.noun} "{write.name}" already.')
+        article = "an" if write.noun is Noun.account else "a"
+        raise Exists(f'There is {article} {write.noun} "{write.name}" already.')
     if write.expected is not None and found is None:
         raise NotFound(f'There is no {write.noun} "{write.name}", or no longer.')
     if write.expected != found:

@@ -45,6 +45,7 @@ from oncehook.web.api.request import (
     Sample,
     StartReplay,
     cursor,
+    next_stored,
     rate,
 )
 from oncehook.web.auth import Role
@@ -334,19 +335,12 @@ for _act, _state, _summary in (
 async def list_sources(call: ApiCall) -> Any:
     limit = call.limit()
     found = await call.admin.sources(after=call.after("source"), limit=limit)
-    return {"items": [_source(call, one) for one in found], "next": _next("source", found, limit)}
+    return {"items": [_source(call, one) for one in found], "next": next_stored("source", found, limit)}
 
 
 def _source(call: ApiCall, shown: ShownSource) -> Any:
     may_see = call.identity.role >= Role.operator
     return schemas.encode(shown, **({} if may_see or not shown.hidden else {"address": None}))
-
-
-def _next(kind: str, found: Sequence[Any], limit: int) -> str | None:
-    """Return the cursor of a list of definitions; only stored ones are counted."""
-    stored = [one for one in found if one.origin == "store"]
-    last = stored[-1] if len(stored) == limit else None
-    return None if last is None else cursor(kind, (last.id if kind == "route" else last.name).encode())
 
 
 @get("/sources/{name}", schemas.Source, "One source.", refusals=(404,))
@@ -364,7 +358,7 @@ async def get_source(call: ApiCall) -> Any:
 async def list_destinations(call: ApiCall) -> Any:
     limit = call.limit()
     found = await call.admin.destinations(after=call.after("destination"), limit=limit)
-    return {"items": found, "next": _next("destination", found, limit)}
+    return {"items": found, "next": next_stored("destination", found, limit)}
 
 
 @get("/destinations/{name}", schemas.Destination, "One destination.", refusals=(404,))
@@ -382,7 +376,7 @@ async def get_destination(call: ApiCall) -> Any:
 async def list_routes(call: ApiCall) -> Any:
     limit = call.limit()
     found = await call.admin.routes(after=call.after("route"), limit=limit)
-    return {"items": found, "next": _next("route", found, limit)}
+    return {"items": found, "next": next_stored("route", found, limit)}
 
 
 @get("/routes/{name}", schemas.Route, "One stored route.", refusals=(404,))

@@ -324,6 +324,13 @@ def cursor(kind: str, place: bytes | None) -> str | None:
     return None if place is None else base64.urlsafe_b64encode(kind.encode() + b":" + place).decode().rstrip("=")
 
 
+def next_stored(kind: str, found: Sequence[Any], limit: int) -> str | None:
+    """Return the cursor of a list of definitions; only stored ones are counted."""
+    stored = [one for one in found if one.origin == "store"]
+    last = stored[-1] if len(stored) == limit else None
+    return None if last is None else cursor(kind, (last.id if kind == "route" else last.name).encode())
+
+
 def _bad_cursor() -> BadRequest:
     return BadRequest("This is no cursor of this list.", hint="Hand `next` on as it is, with the same query.")
 

@@ -323,7 +323,7 @@ Route = shape(
     "Route",
     reports.ShownRoute,
     "A route. `id` is null for one that a file or a program defines.",
-    "id from to when coalesce latest_wins on_dead origin place account enabled settings",
+    "id from to when coalesce latest_wins on_dead priority origin place account enabled settings",
     to=(str, attrgetter("destination")),
     enabled=_ENABLED,
     **_FROM,

@@ -27,7 +27,7 @@ from oncehook.web import api
 from oncehook.web.api.request import check_parameters
 from oncehook.web.asgi import OnDemand
 from oncehook.web.auth import Access, Authorize, Identity, Role, is_refused_act
-from oncehook.web.dashboard import context, dead, define, events, feed, overview, pictures, replays, setup
+from oncehook.web.dashboard import accounts, context, dead, define, events, feed, overview, pictures, replays, setup
 from oncehook.web.dashboard.charts import Latency
 from oncehook.web.dashboard.context import SAFE, WAY_IN, Frames, Guide, PageContext, html, language_of, root_of
 from oncehook.web.dashboard.render import STATIC
@@ -121,6 +121,7 @@ PAGES: Final[Sequence[PageRoute]] = (
     PageRoute("/sources", setup.sources, menu=("sources", "Sources")),
     _ask("/sources/{name}/sample", setup.ask_sample),
     _act("/sources/{name}/sample", setup.sample),
+    PageRoute("/routes", setup.routes),
     PageRoute("/destinations", setup.destinations, menu=("destinations", "Destinations"), customers=True),
     _ask("/destinations/{name}/test", setup.ask_test, customers=True),
     _act("/destinations/{name}/test", setup.test, customers=True),
@@ -128,6 +129,8 @@ PAGES: Final[Sequence[PageRoute]] = (
     _act("/destinations/{name}/pause", setup.pause, customers=True),
     _act("/destinations/{name}/resume", setup.resume, customers=True),
     _act("/destinations/{name}/try", setup.try_now, customers=True),
+    PageRoute("/accounts", accounts.accounts, Role.admin, menu=("accounts", "Accounts")),
+    *(PageRoute(path, form, Role.admin, method) for path, form, method in accounts.FORMS),
     PageRoute("/charts", pictures.pictures, menu=("charts", "Charts")),
     *(
         PageRoute(path, partial(form, noun=noun), Role.admin, method, customers=noun == "destination")

@@ -214,6 +214,10 @@ class PageContext(ApiCall):
         """Tell whether this visitor may make, change and delete definitions."""
         return self.identity.role >= Role.admin and self.admin.scope.sources is None
 
+    @property
+    def may_define_accounts(self) -> bool:
+        return self.may_define and not self.admin.scope.is_limited
+
     def many(self, name: str) -> list[str]:
         """Return a parameter that may be repeated."""
         return self.request.query_params.getlist(name)
@@ -266,6 +270,7 @@ class PageContext(ApiCall):
             "may_act": self.may_act,
             "may_discard": self.may_act and not self.auth.is_portal,
             "may_define": self.may_define,
+            "may_define_accounts": self.may_define_accounts,
             "is_portal": self.auth.is_portal,
             "sees_payloads": self.admin.sees_payloads,
             "is_hosted": self.auth.is_hosted,

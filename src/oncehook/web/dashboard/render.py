@@ -32,6 +32,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "discard": "Discarded.",
     "pause": "Paused: deliveries wait, nothing is lost.",
     "resume": "Resumed.",
+    "create": "Created. It counts from now on.",
     "change": "Changed. It counts from now on.",
     "disable": "Disabled: kept, and as if it were not there.",
     "enable": "Enabled.",

@@ -21,7 +21,7 @@ from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
 from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.web.api import schemas
-from oncehook.web.api.request import cursor
+from oncehook.web.api.request import cursor, next_stored
 from oncehook.web.auth import Role
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.charts import SPANS, Spark, fill, spark
@@ -31,6 +31,7 @@ from oncehook.web.dashboard.pictures import draw_map
 DAY: Final = SPANS[1]
 AUDIT: Final = 40
 REJECTED: Final = 30
+LISTED: Final = 100
 KINDS: Final = ("all", "arrivals", "attempts", "dead")
 
 
@@ -61,6 +62,15 @@ async def sources(context: PageContext) -> Response:
     about = {one.name: one.state for one in await context.admin.destinations()}
     picture = draw_map(await context.admin.routes(), about)
     return await context.page("sources.html", cards=cards, unknown=unknown, map=picture)
+
+
+async def routes(context: PageContext) -> Response:
+    """Show routes: those of file and program, then stored ones, a page of them."""
+    after = context.after("route")
+    found = await context.admin.routes(after=after, limit=LISTED)
+    return await context.page(
+        "routes.html", found=found, is_first=after is None, next=next_stored("route", found, LISTED)
+    )
 
 
 async def rejected(context: PageContext) -> Response:
