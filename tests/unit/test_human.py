@@ -160,7 +160,7 @@ def test_words_read_back_the_same(milliseconds: int) -> None:
     assert human.seconds(human.show_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-4)
 
 
-@given(st.integers(0, 1 << 50))
+@given(st.integers(0, human.LARGEST))
 def test_sizes_read_back_the_same(count: int) -> None:
     assert human.size(human.show_size(count)) == count
 
