@@ -270,4 +270,4 @@ def suggest_clause(word: str, known: Sequence[str]) -> str:
     """Return the end of a sentence about an unknown word."""
     if near := nearest(word, known):
         return f'did you mean "{near}"?'
-    return f"allowed: {', '.join(known)}" if known else "there is none"
+    return f"allowed: {', '.join(known)}" if known else "none is defined yet"

@@ -229,7 +229,7 @@ def test_a_misspelt_setting_is_not_also_missing() -> None:
         ("[watermark]\ndead = 0", "must be a whole number"),
         ('[watermark]\ndisk = "full"', 'write for example "10%"'),
         ("[watermark]\ndaily_volume = 50", "must be a table of sources and numbers"),
-        ("[watermark]\ndaily_volume = { nobody = 5 }", 'there is no source "nobody"; there is none'),
+        ("[watermark]\ndaily_volume = { nobody = 5 }", 'there is no source "nobody"; none is defined yet'),
         (source() + "[watermark]\ndaily_volume = { oders = 5 }", 'did you mean "orders"?'),
         ('[retention]\nkeep_events = "long"', "keep_events in [retention]: 'long' is not a duration"),
     ],
