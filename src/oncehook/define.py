@@ -62,6 +62,9 @@ class DefineHost(Protocol):
 
     async def find_source(self, name: str) -> Source | None: ...
 
+    async def catch_up(self, version: int) -> None:
+        """Wait until a version of the definitions counts in this process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Defined:
@@ -266,6 +269,7 @@ class Define:
                 )
             )
             assert made is not None
+            await self._host.catch_up(made.version)
             return Defined(made, path=self._path_of(made))
 
         return await self._with(noun, name, write)
@@ -460,6 +464,7 @@ class Define:
             )
         )
         assert made is not None
+        await self._host.catch_up(made.version)
         return Defined(made, draft.generated, path)
 
 

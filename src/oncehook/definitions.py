@@ -47,6 +47,8 @@ BUILT_AT_ONCE: Final = 20
 BLOCKING_FRESH: Final = 0.5
 """Seconds for which routes count that were read for a program without a running inbox, which is told of no change."""
 
+CATCH_UP: Final = 1.0
+"""Seconds after which a change counts everywhere."""
 AGAIN: Final = 0.1
 """Seconds after which the store is asked again, where it did not answer."""
 
@@ -186,6 +188,13 @@ class Definitions:
             if change.version > self.version:
                 self._forget(change)
         self.version = max(self.version, changes.version)
+
+    async def catch_up(self, version: int) -> None:
+        """Wait until a version counts here, but not for long: whoever made a change may act by it at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP):
+                while self.version < version or self._reloading is not None:  # noqa: ASYNC110 - told of on this loop
+                    await asyncio.sleep(0.002)
 
     async def _sync(self) -> None:
         """Ask the store for what was not told."""

@@ -642,6 +642,10 @@ class Inbox:
         """Return a source by its name: the inbox's own, or a stored one."""
         return await self.definitions.find_source(name)
 
+    async def catch_up(self, version: int) -> None:
+        if self.is_started:
+            await self.definitions.catch_up(version)
+
     def note_accounts(self, accounts: Collection[str] | None, *, is_over: bool) -> None:
         if self._parts.accounts is not None:
             self._parts.accounts.forget(accounts, is_over=is_over)

@@ -102,6 +102,21 @@ async def test_a_stored_destination_is_worked_for_changed_and_paused(engine: Eng
         assert [json.loads(one.body)["id"] for one in second.requests] == ["2", "4"], "disabled: nothing new"
 
 
+async def test_a_route_counts_for_whoever_made_it_as_soon_as_it_is_made(engine: Engine) -> None:
+    """Also where its source is the program's, whose arrivals wait for no look-up."""
+    inbox = Inbox(engine.url)
+    inbox.source("orders", verify=OPEN, key="$.id")
+    async with Sink().open() as sink, running(engine, inbox):
+        for n in range(10):
+            await inbox.define.destination(f"crm-{n}", url=sink.url, allow_private=True)
+            made = await inbox.define.route("orders", f"crm-{n}")
+            await send(inbox, "orders", f"{n}")
+            await inbox.define.disable("route", made.name)
+            await send(inbox, "orders", f"{n} without")
+        await _delivered(inbox, 10)
+        assert sorted(json.loads(one.body)["id"] for one in sink.requests) == [str(n) for n in range(10)]
+
+
 async def test_a_stored_destination_is_worked_for_in_rounds(engine: Engine) -> None:
     """By a stored route, and by a subscription."""
     async with Sink().open() as sink, running(engine) as inbox:
