@@ -31,7 +31,9 @@ class Engine:
             with closing(sqlite3.connect(self.folder / "inbox.db", timeout=60)) as connection:
                 return connection.execute(statement).fetchall()
         url, _, schema = self.url.partition("?schema=")
-        with psycopg.connect(url, options=f"-csearch_path={schema}") as connection:
+        with psycopg.connect(url) as connection:
+            # For the transaction: a pooler takes no options at the start, and gives the next one another session.
+            connection.execute("SELECT set_config('search_path', %s, true)", [schema])
             return connection.execute(statement).fetchall()
 
     def copies(self) -> list[int]:

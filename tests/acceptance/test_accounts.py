@@ -312,6 +312,7 @@ async def test_an_alias_that_moves_under_traffic(pair: tuple[Served, Served]) ->
     await first.inbox.define.account("43")
     with pytest.raises(Exists):
         await first.inbox.define.accounts.change("43", aliases=["n1"])
+    await until(lambda: asyncio.sleep(0, second.inbox.definitions.version == first.inbox.definitions.version))
     is_over = asyncio.Event()
     sent: list[str] = []
 
