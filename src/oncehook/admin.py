@@ -319,7 +319,7 @@ class Admin:
         What goes to destinations of the server's own is no customer's: its errors tell of the server, and a replay
         would run its handlers again.
         """
-        stored_ones = await self._stored("destination", None, MOST_STORED)
+        stored_ones = await self._list_stored("destination", None, MOST_STORED)
         narrowed = copy(self)
         narrowed.scope = dataclasses.replace(
             self.scope, destinations=frozenset([*self._destinations, *(one.name for one in stored_ones)])
@@ -562,7 +562,7 @@ class Admin:
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
-        found = await self._store.causes(destination, _sorted(self.scope.sources), _sorted(self.scope.accounts))
+        found = await self._store.causes(destination, _list_names(self.scope.sources), _list_names(self.scope.accounts))
         return [one for one in found if self._goes_to_seen(one.destination)]
 
     async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
@@ -798,7 +798,7 @@ class Admin:
         figures = await self._figures(clock.now_utc() - DAY)
         own = [await self._show_own_source(one, figures) for one in self._sources.values()] if after is None else []
         return own + [
-            await self._show_stored_source(one, figures) for one in await self._stored("source", after, limit)
+            await self._show_stored_source(one, figures) for one in await self._list_stored("source", after, limit)
         ]
 
     async def source(self, name: str) -> ShownSource:
@@ -810,7 +810,7 @@ class Admin:
     async def sources_by_account(self, limit: int = 200) -> list[str]:
         """Return the sources that have an address for each account: file and program, then stored ones by name."""
         own = [one.name for one in self._sources.values() if one.has_accounts_by_address]
-        others = await self._stored("source", None, 200)
+        others = await self._list_stored("source", None, 200)
         return [*own, *(one.name for one in others if stored.show(one).get("account") == ADDRESS)][:limit]
 
     async def _show_own_source(self, source: Source, figures: Figures) -> ShownSource:
@@ -857,7 +857,7 @@ class Admin:
             raise Forbidden("Definitions are for who sees all sources.")
         return self._inbox.define.by(actor, self.scope.accounts)
 
-    async def _stored(self, noun: NounName, after: str | None, limit: int) -> list[StoredDefinition]:
+    async def _list_stored(self, noun: NounName, after: str | None, limit: int) -> list[StoredDefinition]:
         sources = self.scope.sources
         if sources is None:
             meant = self._inbox.define.by(self._viewer or "", self.scope.accounts)
@@ -894,7 +894,7 @@ class Admin:
         """Return the routes of file and program, then stored ones by id; with `after`, stored ones after an id."""
         own = self._routes if after is None else ()
         shown = [replace(show_route(one), **self._origin("route", one.index)) for one in own]
-        return shown + [self._show_stored_route(one) for one in await self._stored("route", after, limit)]
+        return shown + [self._show_stored_route(one) for one in await self._list_stored("route", after, limit)]
 
     async def route(self, route_id: str) -> ShownRoute:
         return self._show_stored_route(await self._get_stored("route", route_id))
@@ -933,7 +933,7 @@ class Admin:
         """Return the destinations of file and program, then stored ones by name; with `after`, stored ones after a
         name."""
         own = list(self._destinations.values()) if after is None else []
-        stored_ones = await self._stored("destination", after, limit)
+        stored_ones = await self._list_stored("destination", after, limit)
         return await self._show_destinations(own, stored_ones)
 
     async def destination(self, name: str) -> ShownDestination:
@@ -1157,7 +1157,7 @@ class Admin:
     async def _figures(self, since: datetime) -> Figures:
         sources, accounts = self.scope.sources, self.scope.accounts
         if accounts is not None:
-            return await self._store.figures_of(sorted(accounts), since, _sorted(sources))
+            return await self._store.figures_of(sorted(accounts), since, _list_names(sources))
         figures = await self._store.figures(since)
         if sources is None:
             return figures
@@ -1311,7 +1311,7 @@ class Admin:
         counts = await self._count_of()
         names = {*self._destinations, *counts}
         if self.scope.accounts is not None:
-            names |= {one.name for one in await self._stored("destination", None, MOST_STORED)}
+            names |= {one.name for one in await self._list_stored("destination", None, MOST_STORED)}
         owned = await self._find_owned(names)
         return {
             name: _only(levels.get(name, Level()) if name in owned else Level(), counts.get(name, {})) for name in names
@@ -1319,7 +1319,7 @@ class Admin:
 
     async def _count_of(self, since: datetime | None = None) -> Mapping[str, Mapping[DeliveryStatus, int]]:
         """Count the deliveries that a limited viewer sees, by destination and status."""
-        counts = await self._store.count_of(_sorted(self.scope.sources), since, _sorted(self.scope.accounts))
+        counts = await self._store.count_of(_list_names(self.scope.sources), since, _list_names(self.scope.accounts))
         return {name: counted for name, counted in counts.items() if self._goes_to_seen(name)}
 
     def _show_worker(self, worker: StoredWorker) -> StoredWorker:
@@ -1359,7 +1359,7 @@ def _is_testable(destination: Destination) -> TypeGuard[TestableDestination]:
     return isinstance(destination, TestableDestination) and getattr(destination, "has_one_address", True)
 
 
-def _sorted(names: frozenset[str] | None) -> list[str] | None:
+def _list_names(names: frozenset[str] | None) -> list[str] | None:
     return None if names is None else sorted(names)
 
 

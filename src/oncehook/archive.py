@@ -149,9 +149,9 @@ class Archive:
     async def _restore(self, events: Sequence[ArchivedEvent], keep: float, actor: str) -> int:
         names = {one.destination for event in events for one in event.deliveries}
         await self._store.register_names({event.source for event in events}, names)
-        return await self._store.restore([await self._stored(event) for event in events], keep, actor)
+        return await self._store.restore([await self._encrypt(event) for event in events], keep, actor)
 
-    async def _stored(self, event: ArchivedEvent) -> ArchivedEvent:
+    async def _encrypt(self, event: ArchivedEvent) -> ArchivedEvent:
         row = EventId.parse(event.id)
         head = self._store.cipher.encrypt(event.head, "head", row)
         return replace(event, head=head, body=await self._bodies.keep(event.body, "body", row))

@@ -30,7 +30,7 @@ from oncehook.errors import (
 from oncehook.model import DefinitionWrite, Noun, RouteId, StoredDefinition, address_hash, is_account_id, new_id
 from oncehook.routes import subscribers
 from oncehook.settings import stored
-from oncehook.settings.stored import Draft, Vault
+from oncehook.settings.stored import DefinitionDraft, Vault
 from oncehook.settings.tables import DestinationArguments, RouteSettings, SourceArguments
 from oncehook.sources import Source
 from oncehook.store.base import Store
@@ -78,12 +78,12 @@ class Defined:
 
     @property
     def name(self) -> str:
-        """Its name; of a route its id, `rte_…`."""
+        """Return its name; of a route its id, `rte_…`."""
         return self.definition.name
 
     @property
     def address(self) -> str | None:
-        """Where a source receives, below the address of the server."""
+        """Return where a source receives, below the address of the server."""
         return f"/in/{self.path}" if self.path else None
 
 
@@ -300,7 +300,7 @@ class Define:
                     noun=meant,
                     name=name,
                     actor=self._actor,
-                    detail=json.dumps({"before": _shown(one), "after": None, "discard": discard}),
+                    detail=json.dumps({"before": _show(one), "after": None, "discard": discard}),
                     expected=one.version,
                     unless_waiting=not discard,
                 )
@@ -387,13 +387,13 @@ class Define:
         if name in own:
             raise Exists(f'The name "{name}" is taken.')
 
-    async def _read(self, noun: Noun, name: str, settings: Mapping[str, Any]) -> Draft:
+    async def _read(self, noun: Noun, name: str, settings: Mapping[str, Any]) -> DefinitionDraft:
         draft = stored.read_draft(noun, name, settings, is_scoped=self._accounts is not None)
         if noun is Noun.route:
             await self._check_ends(draft)
         return draft
 
-    async def _check_ends(self, draft: Draft) -> None:
+    async def _check_ends(self, draft: DefinitionDraft) -> None:
         """Refuse a route that leads to no destination, and one of an account from what is not the account's."""
         source, to = draft.ends
         assert source is not None
@@ -436,7 +436,13 @@ class Define:
         return await self._write(act, draft, found, account=owner, is_enabled=enabled)
 
     async def _write(
-        self, act: Act, draft: Draft, before: StoredDefinition | None, *, account: str | None, is_enabled: bool
+        self,
+        act: Act,
+        draft: DefinitionDraft,
+        before: StoredDefinition | None,
+        *,
+        account: str | None,
+        is_enabled: bool,
     ) -> Defined:
         source, to = draft.ends
         if draft.noun is Noun.destination and draft.read.subscribe:
@@ -451,7 +457,7 @@ class Define:
                 noun=draft.noun,
                 name=draft.name,
                 actor=self._actor,
-                detail=json.dumps({"before": None if before is None else _shown(before), "after": after}),
+                detail=json.dumps({"before": None if before is None else _show(before), "after": after}),
                 expected=None if before is None else before.version,
                 account=account,
                 address=address_hash(path) if path else None,
@@ -468,7 +474,7 @@ class Define:
         return Defined(made, draft.generated, path)
 
 
-def _shown(definition: StoredDefinition) -> dict[str, Any]:
+def _show(definition: StoredDefinition) -> dict[str, Any]:
     return {**stored.show(definition), "account": definition.account, "enabled": definition.is_enabled}
 
 

@@ -514,7 +514,7 @@ class Inbox:
 
     def _assign_ids(self, numbers: NameIds) -> None:
         self.definitions.set_own(build.assign_ids(numbers, self.sources, self.destinations, self.routes))
-        subscribed = (routes.subscribed(one.name, one.id, one.terms) for one in self.destinations.values())
+        subscribed = (routes.subscription_routes(one.name, one.id, one.terms) for one in self.destinations.values())
         self._parts.subscriptions = Subscriptions(chain.from_iterable(subscribed))
         self._parts.routes_counted = len(self.routes)
         self.observer.destination_ids = {one.name: one.id for one in self.destinations.values()}
@@ -774,7 +774,7 @@ class Inbox:
 
     @property
     def definitions(self) -> Definitions:
-        """Its own definitions and those that are stored while it runs."""
+        """Return its own definitions and those that are stored while it runs."""
         if self._parts.definitions is None:
             self._parts.definitions = Definitions(self)
         return self._parts.definitions

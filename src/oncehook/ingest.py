@@ -725,7 +725,7 @@ class Draft:
 
     @property
     def routed(self) -> set[str]:
-        """The names whose stored routes and subscriptions it may match."""
+        """Return the names whose stored routes and subscriptions it may match."""
         named = {self.source, subscribers(None)}
         return named if self.account is None else {*named, subscribers(self.account)}
 

@@ -1260,7 +1260,7 @@ class StoredAttempt(msgspec.Struct, frozen=True):
 
     @property
     def exchange(self) -> Exchange | None:
-        """The HTTP call that it made, if it made one."""
+        """Return the HTTP call that it made, if it made one."""
         return None if self.evidence.exchange is None else read_exchange(self.evidence.exchange)
 
     def without_answer(self) -> StoredAttempt:
@@ -1727,7 +1727,7 @@ class EraseOrder(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """Whose events, for the audit log, which must not contain the text of a subject."""
+        """Return whose events, for the audit log, which must not contain the text of a subject."""
         if self.subject is None:
             return f"account {self.account}"
         return f"subject {subject_hash(self.subject)}"

@@ -149,7 +149,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def visible_to_people(self) -> list[str]:
-        """The part of it that is not about ids."""
+        """Return the part of it that is not about ids."""
         return self.visible[:1] if any(recipient.kind == "sender" for recipient in self.recipients) else []
 
     @property

@@ -371,13 +371,13 @@ class ShownRoute(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> Sequence[str]:
-        """Its options that are not as usual, each as in the file."""
+        """Return its options that are not as usual, each as in the file."""
         usual = {"coalesce": (None, False), "latest_wins": (False,), "on_dead": ("continue",), "priority": ("normal",)}
         return [show_setting(name, value) for name, but in usual.items() if (value := getattr(self, name)) not in but]
 
     @property
     def condition(self) -> str:
-        """Its filter in short, for people; empty where it takes everything."""
+        """Return its filter in short, for people; empty where it takes everything."""
         return ", ".join(
             (wanted if isinstance(wanted, str) else " | ".join(wanted))
             if place == "type"

@@ -112,7 +112,7 @@ def _read(rule: rules.Rules, arrival: Arrival, item: Item) -> str | None:
     return rule.read(Arrival(arrival.source, arrival.headers, item.body, arrival.query)).subject
 
 
-def subscribed(name: str, destination_id: int, terms: Terms) -> list[Route]:
+def subscription_routes(name: str, destination_id: int, terms: Terms) -> list[Route]:
     """Return the subscriptions of a destination as routes; the source of one for emitted events of any is empty."""
     made = []
     for one in terms.subscribe:

@@ -28,7 +28,7 @@ from click.shell_completion import ShellComplete
 from oncehook.cli import cli, output, tail
 from oncehook.cli.api import Api, Failed, Where
 from oncehook.cli.help import EXAMPLES
-from oncehook.cli.output import Column, cut, table
+from oncehook.cli.output import TableColumn, cut, table
 from oncehook.human import show_id
 from oncehook.logs import set_up_logging
 from oncehook.model import DeliveryId, EventId, new_id
@@ -132,7 +132,12 @@ def test_a_deliverys_short_id_tells_its_destination() -> None:
 
 
 def test_columns_give_way_in_their_order() -> None:
-    head = (Column("id"), Column("type", 6), Column("subject", 6, spare=1), Column("key", 6, spare=2))
+    head = (
+        TableColumn("id"),
+        TableColumn("type", 6),
+        TableColumn("subject", 6, spare=1),
+        TableColumn("key", 6, spare=2),
+    )
     rows = [["evt_…3a5d2c", "checkout.session.completed", "customer-42-of-many", "a-very-long-key-of-theirs"]]
     for width in range(20, 100):
         lines = table(head, rows, width=width)

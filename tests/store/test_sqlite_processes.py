@@ -21,7 +21,7 @@ from oncehook.store.base import StoreObserver, Timeouts
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, engine, wire
 from oncehook.store.sqlite.connection import Presence, holder
-from oncehook.store.sqlite.wire import VERBS, Failure, Greeting, socket_path
+from oncehook.store.sqlite.wire import VERBS, CallFailure, Greeting, socket_path
 from tests.effort import effort, first_seed
 from tests.store.conftest import SqliteGround, failed_checks
 from tests.store.making import (
@@ -282,7 +282,7 @@ def test_every_verb_has_types_that_travel() -> None:
 
 @pytest.mark.parametrize("error", [NotFound("nothing"), ReplayTooSoon(12.0), StoreUnavailable("x", hint="y")])
 def test_an_error_comes_back_as_itself(error: StoreError) -> None:
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(Failure.of(error)), type=Failure).build()
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(CallFailure.of(error)), type=CallFailure).build()
     assert type(again) is type(error)
     assert (str(again), again.hint, again.code) == (str(error), error.hint, error.code)
     assert getattr(again, "retry_after", None) == getattr(error, "retry_after", None)

@@ -75,7 +75,7 @@ def create(
     """Make the account ID."""
     body = {"id": id, "name": name, "aliases": list(aliases), "secrets": _read_secrets(secrets), "move": move}
     made = api.act("POST", "accounts", body)
-    return answer(made, [f"made {text(made['id'])}", *_told(made)], as_json=as_json)
+    return answer(made, [f"made {text(made['id'])}", *_list_secrets(made)], as_json=as_json)
 
 
 @accounts.command("change")
@@ -106,7 +106,7 @@ def change(
     if not body:
         raise Misused("Say what to change.", hint="--name, --alias, --secret, --enable or --disable.")
     changed = api.act("PATCH", at("accounts", id), {**body, "move": move})
-    return answer(changed, [f"changed {text(changed['id'])}", *_told(changed)], as_json=as_json)
+    return answer(changed, [f"changed {text(changed['id'])}", *_list_secrets(changed)], as_json=as_json)
 
 
 @accounts.command("rotate")
@@ -118,7 +118,7 @@ def change(
 def rotate(api: Api, id: str, source: str, overlap: str, as_json: bool) -> int:
     """Give the account ID a new secret for SOURCE, which is shown once; the old one is valid for a while."""
     made = api.act("POST", at("accounts", id, "rotate"), {"source": source, "overlap": overlap})
-    return answer(made, [f"rotated {text(made['id'])}", *_told(made)], as_json=as_json)
+    return answer(made, [f"rotated {text(made['id'])}", *_list_secrets(made)], as_json=as_json)
 
 
 @accounts.command("delete")
@@ -143,7 +143,7 @@ def _read_secrets(pairs: Sequence[str]) -> dict[str, str | None]:
     return secrets
 
 
-def _told(made: Mapping[str, Any]) -> list[str]:
+def _list_secrets(made: Mapping[str, Any]) -> list[str]:
     return [f"  {text(source)}: {secret}  (shown once)" for source, secret in made["secrets"].items()]
 
 

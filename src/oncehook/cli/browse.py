@@ -19,7 +19,7 @@ from oncehook.cli.api import Api, Failed, Misused, Unreachable, asks_api, at
 from oncehook.cli.complete import complete_id, complete_query
 from oncehook.cli.options import json_lines_option, json_option, wide_option
 from oncehook.cli.output import (
-    Column,
+    TableColumn,
     answer,
     can_browse,
     fields,
@@ -96,13 +96,13 @@ def _event_table(events: Sequence[Mapping[str, Any]]) -> list[str]:
     head = (
         "received",
         "id",
-        Column("source", 6),
-        *((Column("account", 6, spare=3),) if accounts else ()),
-        Column("type", 18),
-        Column("subject", 8, spare=1),
-        Column("key", 8, spare=2),
+        TableColumn("source", 6),
+        *((TableColumn("account", 6, spare=3),) if accounts else ()),
+        TableColumn("type", 18),
+        TableColumn("subject", 8, spare=1),
+        TableColumn("key", 8, spare=2),
         "came",
-        Column("deliveries", 20),
+        TableColumn("deliveries", 20),
     )
     return table(head, [_event_row(event, accounts) for event in events])
 
@@ -174,18 +174,18 @@ def _rejection_lines(one: Mapping[str, Any], headers: bool, body: bool) -> list[
 def list_sources(api: Api, as_json: bool) -> int:
     """Show every source: its address, its verifier and what that covers, and what came in the last 24 hours."""
     head = (
-        Column("name", 8),
-        Column("preset", 6, spare=3),
-        Column("address", 12, spare=1),
-        Column("verifier", 12, spare=5),
-        Column("covers", 8, spare=8),
-        Column("secrets", spare=7),
-        Column("to", 6, spare=4),
-        Column("origin", 6, spare=9),
-        Column("last arrival", spare=2),
+        TableColumn("name", 8),
+        TableColumn("preset", 6, spare=3),
+        TableColumn("address", 12, spare=1),
+        TableColumn("verifier", 12, spare=5),
+        TableColumn("covers", 8, spare=8),
+        TableColumn("secrets", spare=7),
+        TableColumn("to", 6, spare=4),
+        TableColumn("origin", 6, spare=9),
+        TableColumn("last arrival", spare=2),
         "24 h",
-        Column("duplicates", spare=6),
-        Column("rejected", spare=5),
+        TableColumn("duplicates", spare=6),
+        TableColumn("rejected", spare=5),
     )
     found = {"items": list(api.pages("sources")), "next": None}
     return _list(found, head, _source_row, "no sources: add a [source.NAME], or oncehook sources create", as_json)
@@ -193,7 +193,7 @@ def list_sources(api: Api, as_json: bool) -> int:
 
 def _list(
     found: Mapping[str, Any],
-    head: Sequence[str | Column],
+    head: Sequence[str | TableColumn],
     row: Callable[[Mapping[str, Any]], list[str]],
     if_empty: str,
     as_json: bool,
@@ -229,7 +229,13 @@ def _origin(found: Mapping[str, Any]) -> str:
 def list_routes(api: Api, as_json: bool) -> int:
     """Show every route: its ends and conditions."""
     found = {"items": list(api.pages("routes")), "next": None}
-    head = ("id", Column("from", 6), Column("to", 6), Column("when", 8, spare=1), Column("origin", 6, spare=2))
+    head = (
+        "id",
+        TableColumn("from", 6),
+        TableColumn("to", 6),
+        TableColumn("when", 8, spare=1),
+        TableColumn("origin", 6, spare=2),
+    )
     return _list(found, head, _route_row, "no routes: add a [[route]]", as_json)
 
 
@@ -243,16 +249,16 @@ def _route_row(found: Mapping[str, Any]) -> list[str]:
 def list_destinations(api: Api, as_json: bool) -> int:
     """Show every destination: its address, its state, and when it is tried again."""
     head = (
-        Column("name", 8),
-        Column("kind", spare=3),
-        Column("address", 12, spare=1),
-        Column("state", 20),
+        TableColumn("name", 8),
+        TableColumn("kind", spare=3),
+        TableColumn("address", 12, spare=1),
+        TableColumn("state", 20),
         "pending",
-        Column("leased", spare=2),
+        TableColumn("leased", spare=2),
         "dead",
         "oldest due",
-        Column("retry", 8, spare=4),
-        Column("origin", 6, spare=5),
+        TableColumn("retry", 8, spare=4),
+        TableColumn("origin", 6, spare=5),
     )
     if_empty = "no destinations: add a [destination.NAME] and a [[route]] to it"
     found = {"items": list(api.pages("destinations")), "next": None}
@@ -282,7 +288,14 @@ def destination_state(found: Mapping[str, Any]) -> str:
 
 
 def list_dead(api: Api, destination: str | None, as_json: bool) -> int:
-    head = ("count", Column("destination", 8), Column("cause", 20), Column("first", spare=1), "last", "sample")
+    head = (
+        "count",
+        TableColumn("destination", 8),
+        TableColumn("cause", 20),
+        TableColumn("first", spare=1),
+        "last",
+        "sample",
+    )
     return _list(api.get("dead", destination=destination), head, _cause_row, "no dead letters", as_json)
 
 
@@ -532,7 +545,7 @@ def event_lines(event: Mapping[str, Any], link: str = "") -> list[str]:
     }
     lines = [event["id"], *fields(facts, "  ")]
     if event["deliveries"]:
-        head = (Column("delivery"), Column("status", 12), Column("tried", 8), Column("", 16))
+        head = (TableColumn("delivery"), TableColumn("status", 12), TableColumn("tried", 8), TableColumn("", 16))
         lines += ["", *table(head, map(_delivery_row, event["deliveries"]))]
     return lines
 

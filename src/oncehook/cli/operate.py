@@ -29,8 +29,8 @@ from oncehook.cli.db import import_archive
 from oncehook.cli.help import CommandGroup
 from oncehook.cli.options import json_option, wide_option, yes_option
 from oncehook.cli.output import (
-    Column,
     Progress,
+    TableColumn,
     answer,
     document,
     fields,
@@ -234,8 +234,9 @@ def _change_replays(api: Api, ids: Sequence[str], act: str, as_json: bool) -> in
 
 
 _REPLAYS: Final = (
-    "id", Column("state", 7), "created", "planned", "done", "dead",
-    Column("skipped", spare=3), Column("by", 5, spare=1), Column("reason", 8, spare=2), Column("query", 10),
+    "id", TableColumn("state", 7), "created", "planned", "done", "dead",
+    TableColumn("skipped", spare=3), TableColumn("by", 5, spare=1), TableColumn("reason", 8, spare=2),
+    TableColumn("query", 10),
 )  # fmt: skip
 
 
@@ -306,13 +307,13 @@ def _sample(plan: Mapping[str, Any]) -> list[str]:
         rows.append([*status, who, says, text(last_failure(one), 60)])
     more = [f"  … and {total - len(sample):,} more"] if total > len(sample) else []
     head = (
-        Column(""),
-        Column("", 6),
-        Column(""),
-        Column("", 12),
-        Column("", 8, spare=1),
-        Column("", 8),
-        Column("", 12),
+        TableColumn(""),
+        TableColumn("", 6),
+        TableColumn(""),
+        TableColumn("", 12),
+        TableColumn("", 8, spare=1),
+        TableColumn("", 8),
+        TableColumn("", 12),
     )
     return [*table(head, rows, "  "), *more]
 

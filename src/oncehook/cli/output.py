@@ -134,7 +134,7 @@ def readable(body: bytes, *, sort: bool = False) -> list[str]:
 # -- layout ------------------------------------------------------------------------------------
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column that may give way on a narrow terminal."""
 
     name: str
@@ -150,11 +150,11 @@ def room() -> int | None:
 
 
 def table(
-    head: Sequence[str | Column], rows: Iterable[Sequence[str]], indent: str = "", width: int | None = None
+    head: Sequence[str | TableColumn], rows: Iterable[Sequence[str]], indent: str = "", width: int | None = None
 ) -> list[str]:
     """Align rows below a header, within `width` or the terminal's; without a header they are never cut."""
     body = [list(row) for row in rows]
-    columns = [Column(one) if isinstance(one, str) else one for one in head]
+    columns = [TableColumn(one) if isinstance(one, str) else one for one in head]
     names = [[click.style(one.name, dim=True) for one in columns]] if any(one.name for one in columns) else []
     lines = [*names, *body]
     if not lines:
@@ -170,7 +170,7 @@ def table(
     return [indent + cut(_pad(line, [widths[n] for n in kept]), limit) for line in shown]
 
 
-def _fit(columns: Sequence[Column], widths: list[int], kept: list[int], limit: int) -> list[int]:
+def _fit(columns: Sequence[TableColumn], widths: list[int], kept: list[int], limit: int) -> list[int]:
     """Return those columns that there is room for, and cut the widths of those that may be cut."""
     least = [width if one.least is None else min(one.least, width) for one, width in zip(columns, widths, strict=True)]
 

@@ -111,7 +111,7 @@ def _print(feed: Feed, is_wanted: MomentFilter, as_json: bool) -> None:
             if as_json and kind not in ("lost", "back"):
                 say([json_line({"moment": kind, "at": clock.now_utc().isoformat(), **fields})])
             else:
-                say([moment_line(kind, fields, happened(fields))], err=kind in CONNECTION)
+                say([moment_line(kind, fields, read_moment(fields))], err=kind in CONNECTION)
             sys.stdout.flush()
 
 
@@ -122,7 +122,7 @@ NARROW: Final = 100
 """Columns of a terminal below which names have less room."""
 
 
-def happened(fields: Mapping[str, Any]) -> datetime:
+def read_moment(fields: Mapping[str, Any]) -> datetime:
     """Return when a moment happened; now, where it does not say."""
     return datetime.fromisoformat(fields["at"]) if "at" in fields else clock.now_utc()
 
@@ -395,7 +395,7 @@ class Screen:
     def _listen(self) -> bool:
         new = [one for one in self._feed.take(TICK) if self._is_wanted(one)]
         for kind, fields in new:
-            self._rows.append((fields, moment_line(kind, fields, happened(fields))))
+            self._rows.append((fields, moment_line(kind, fields, read_moment(fields))))
         if self._chosen is not None:
             self._chosen = min(self._chosen + len(new), len(self._rows) - 1)  # the same event stays chosen
         return bool(new)

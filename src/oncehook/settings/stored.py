@@ -23,7 +23,7 @@ from oncehook.destinations.event_address import is_event_address
 from oncehook.errors import ConfigError, Forbidden, InvalidSettings, SecretKeyMissing, Undecryptable
 from oncehook.model import Noun, StoredDefinition
 from oncehook.private import open_private
-from oncehook.routes import Route, subscribed
+from oncehook.routes import Route, subscription_routes
 from oncehook.secret import SHORTEST_SECRET, OldSecret, read_until
 from oncehook.settings import build
 from oncehook.settings.check import check_destination, check_surroundings, find_gaps, find_kinds, is_unverified
@@ -128,7 +128,7 @@ def make_key_file(store_url: str, env: Mapping[str, str] = os.environ) -> Path |
 
 
 @dataclass(slots=True)
-class Draft:
+class DefinitionDraft:
     """Settings of one definition, read and checked."""
 
     noun: Noun
@@ -150,7 +150,7 @@ class Draft:
         return (self.read.from_, self.read.to) if self.noun is Noun.route else (None, None)
 
 
-def read_draft(noun: Noun, name: str, given: Mapping[str, Any], *, is_scoped: bool = False) -> Draft:
+def read_draft(noun: Noun, name: str, given: Mapping[str, Any], *, is_scoped: bool = False) -> DefinitionDraft:
     """Read settings as somebody gives them, and check them as a whole. Raises InvalidSettings.
 
     `is_scoped`: they come from somebody who is limited to one account. What reaches into the server is refused then,
@@ -177,7 +177,7 @@ def read_draft(noun: Noun, name: str, given: Mapping[str, Any], *, is_scoped: bo
     if reader.problems:
         raise InvalidSettings([_show_problem(one) for one in reader.problems])
     secret = set(_find_secret(noun, read, reader))
-    return Draft(
+    return DefinitionDraft(
         noun,
         name,
         {key: value for key, value in given.items() if key not in secret},
@@ -410,7 +410,7 @@ def routes_from(definition: StoredDefinition, coalesce: bool | str) -> list[Rout
     """Build the routes of a stored route, or of a destination that subscribes. Raises ConfigError."""
     if definition.noun is Noun.route:
         return [route_from(definition, coalesce)]
-    return subscribed(definition.name, definition.id, _routing_terms(definition.name, definition.settings))
+    return subscription_routes(definition.name, definition.id, _routing_terms(definition.name, definition.settings))
 
 
 def _routing_terms(destination: str, settings: str) -> Terms:
@@ -439,7 +439,7 @@ def _check_read(definition: StoredDefinition, given: Mapping[str, Any]) -> Setti
     return read
 
 
-def encode(draft: Draft) -> str:
+def encode(draft: DefinitionDraft) -> str:
     """Encode the settings of a draft as they are stored in clear: of secrets only that they are set, and their end."""
     return json.dumps({"given": draft.public, "hidden": hide_all(draft.secret)})
 

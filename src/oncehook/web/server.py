@@ -96,12 +96,12 @@ async def serve_on(
 
     `hooks` answers requests below its prefix, `app` all others.
     """
-    connections = Connections(app, hooks, bounded(limits), trusted)
+    connections = Connections(app, hooks, bound_limits(limits), trusted)
     async with connections.serving(listener, is_urgent=is_urgent):
         yield connections
 
 
-def bounded(limits: ConnectionLimits) -> ConnectionLimits:
+def bound_limits(limits: ConnectionLimits) -> ConnectionLimits:
     """Return the limits with no more connections than this process may hold open."""
     return replace(limits, connections=limit_connections(limits.connections))
 
@@ -168,7 +168,7 @@ async def serve(
                 await serving.enter_async_context(served)
             else:
                 count = receivers.counts.count_of(CONNECTIONS)
-                connections = Connections(app, hooks, bounded(limits), trusted, count, receivers)
+                connections = Connections(app, hooks, bound_limits(limits), trusted, count, receivers)
                 await serving.enter_async_context(connections.serving(is_urgent=signals.is_urgent))
                 await serving.enter_async_context(receivers.running(listeners, connections, signals.is_urgent))
             on_ready(address)

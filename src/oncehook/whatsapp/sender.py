@@ -545,7 +545,7 @@ class Sender(ABC):
 
     @property
     def credential(self) -> Credential:
-        """What authenticates its calls."""
+        """Return what authenticates its calls."""
         return self._key
 
     # -- what differs from API to API ----------------------------------------------------------

@@ -23,7 +23,7 @@ from oncehook.model import DefinitionChanges, EventId, Intake, Mark
 from oncehook.store.base import Pending, refuse
 from oncehook.store.sqlite import wire
 from oncehook.store.sqlite.connection import Micros, StoreClock, close_in_child
-from oncehook.store.sqlite.wire import AnswerFrame, Failure, Greeting, Moved, Verb
+from oncehook.store.sqlite.wire import AnswerFrame, CallFailure, Greeting, Moved, Verb
 
 log = logging.getLogger("oncehook.store")
 
@@ -323,7 +323,7 @@ class StoreClient(asyncio.Protocol):
             item.marks |= Mark.same_body
         for pending, one in zip(group, decided, strict=True):
             self._bytes -= pending.size
-            if isinstance(one, Failure):
+            if isinstance(one, CallFailure):
                 pending.refuse(one.build())
             else:
                 pending.answer(one)

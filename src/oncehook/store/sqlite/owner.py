@@ -25,7 +25,7 @@ from oncehook.model import DefinitionChanges, Intake, Verdict
 from oncehook.store.base import Pending
 from oncehook.store.sqlite import wire
 from oncehook.store.sqlite.connection import Micros, close_in_child
-from oncehook.store.sqlite.wire import AnswerFrame, Failure, Greeting, Verb, Welcome
+from oncehook.store.sqlite.wire import AnswerFrame, CallFailure, Greeting, Verb, Welcome
 from oncehook.store.sqlite.writer import Loan
 
 log = logging.getLogger("oncehook.store")
@@ -116,7 +116,7 @@ class OwnerServer:
             self._check(greeting)
         except StoreHeld as refusal:
             with contextlib.suppress(OSError):
-                await loop.sock_sendall(connected, wire.encode(AnswerFrame(0, NOTHING, Failure.of(refusal))))
+                await loop.sock_sendall(connected, wire.encode(AnswerFrame(0, NOTHING, CallFailure.of(refusal))))
             connected.close()
             return
         if greeting.worker is not None and greeting.role != "heartbeat":
@@ -310,7 +310,7 @@ class ServedClient(asyncio.Protocol):
         self.send(wire.encode_cleaned((number, result)))
 
     def _fail(self, number: int, error: BaseException) -> None:
-        self.send(wire.encode_cleaned((number, None, Failure.of(error))))
+        self.send(wire.encode_cleaned((number, None, CallFailure.of(error))))
 
     async def _run(self, number: int, verb: Verb[Any], arguments: Sequence[Any]) -> None:
         if verb.name == "lease_due":
@@ -338,7 +338,7 @@ class ServedClient(asyncio.Protocol):
             try:
                 decided[place] = pending.result()
             except Exception as error:
-                decided[place] = Failure.of(error)
+                decided[place] = CallFailure.of(error)
             if not left:
                 self._answer_record(number, intakes, decided)
 
@@ -348,7 +348,7 @@ class ServedClient(asyncio.Protocol):
                 try:
                     joined.append((place, self._store.record(intake)))
                 except StoreUnavailable as error:
-                    decided[place] = Failure.of(error)
+                    decided[place] = CallFailure.of(error)
         left = len(joined)
         if not left:
             self._answer_record(number, intakes, decided)
@@ -370,7 +370,7 @@ class ServedClient(asyncio.Protocol):
         try:
             kept = await self._store.find_kept(intakes)
         except StoreUnavailable as error:
-            self._answer_record(number, intakes, [Failure.of(error)] * len(intakes))
+            self._answer_record(number, intakes, [CallFailure.of(error)] * len(intakes))
         else:
             self._record(number, intakes, list(kept))
 

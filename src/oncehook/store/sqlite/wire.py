@@ -67,7 +67,7 @@ class Welcome(msgspec.Struct, array_like=True):
     """The store's time, in microseconds, and the machine's steady clock, at one moment."""
 
 
-class Failure(msgspec.Struct):
+class CallFailure(msgspec.Struct):
     """An error, on its way to whoever called."""
 
     kind: str
@@ -76,7 +76,7 @@ class Failure(msgspec.Struct):
     retry_after: float | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException) -> CallFailure:
         if not isinstance(error, OncehookError):
             return cls(StoreError.__name__, f"{type(error).__name__}: {error}")
         return cls(type(error).__name__, str(error), error.hint, getattr(error, "retry_after", None))
@@ -106,10 +106,10 @@ class CallFrame(msgspec.Struct, array_like=True):
 class AnswerFrame(msgspec.Struct, array_like=True):
     number: int
     result: msgspec.Raw
-    failure: Failure | None = None
+    failure: CallFailure | None = None
 
 
-Decided = list[Verdict] | Failure
+Decided = list[Verdict] | CallFailure
 """Outcome of one intake."""
 
 GREETINGS: Final = msgspec.msgpack.Decoder(Greeting)

@@ -394,7 +394,7 @@ _NOUNS: Final[Mapping[NounName, type[Body]]] = {
 _DISCARD: Final = ("discard", "true: discard deliveries that still wait for it, and its dead letters, with it.")
 
 
-def _defined(made: Defined) -> schemas.Defined:
+def _encode_defined(made: Defined) -> schemas.Defined:
     definition = made.definition
     return schemas.Defined(
         name=made.name,
@@ -429,7 +429,7 @@ for _noun, _shape in _NOUNS.items():
         name = "" if noun == "route" else given.pop("name", None)
         if not isinstance(name, str):
             raise InvalidSettings([{"setting": "name", "error": f"a {noun} needs a name", "hint": "give it one"}])
-        return _defined(await call.admin.define(call.actor).create(noun, name, given, account=account))
+        return _encode_defined(await call.admin.define(call.actor).create(noun, name, given, account=account))
 
     @endpoint(
         "PATCH",
@@ -441,7 +441,7 @@ for _noun, _shape in _NOUNS.items():
         refusals=(404, 409, 422),
     )
     async def change_definition(call: ApiCall, noun: NounName = _noun) -> Any:
-        return _defined(await call.admin.define(call.actor).change(noun, call.name, **await call.object()))
+        return _encode_defined(await call.admin.define(call.actor).change(noun, call.name, **await call.object()))
 
     @endpoint(
         "PUT",
@@ -457,8 +457,8 @@ for _noun, _shape in _NOUNS.items():
         given.pop("name", None)
         made, is_new = await call.admin.define(call.actor).put(noun, call.name, given, account=account)
         if not is_new:
-            return _defined(made)
-        return Response(msgspec.json.encode(_defined(made)), 201, media_type="application/json")
+            return _encode_defined(made)
+        return Response(msgspec.json.encode(_encode_defined(made)), 201, media_type="application/json")
 
     @endpoint(
         "DELETE",
@@ -487,14 +487,14 @@ for _noun, _shape in _NOUNS.items():
         async def rotate_secret(call: ApiCall, noun: NounName = _noun) -> Any:
             body = await call.body(Rotate)
             define = call.admin.define(call.actor)
-            return _defined(await define.rotate(noun, call.name, overlap=body.overlap, secret=body.secret))
+            return _encode_defined(await define.rotate(noun, call.name, overlap=body.overlap, secret=body.secret))
 
     for _act, _summary in (("enable", "Let it count again."), ("disable", "Keep it, but as if it were not there.")):
 
         @post(f"/{_noun}s/{{name}}/{_act}", schemas.Defined, _summary, Role.admin, refusals=(404, 409))
         async def switch_definition(call: ApiCall, noun: NounName = _noun, act: str = _act) -> Any:
             define = call.admin.define(call.actor)
-            return _defined(await (define.enable if act == "enable" else define.disable)(noun, call.name))
+            return _encode_defined(await (define.enable if act == "enable" else define.disable)(noun, call.name))
 
 
 @post("/destinations/{name}/pause", schemas.Destination, "Hold it back; nothing is lost.", body=Reason, refusals=(404,))

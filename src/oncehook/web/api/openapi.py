@@ -102,7 +102,10 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         ],
         "responses": {
             str(endpoint.status): _response(endpoint),
-            **{str(status): {"description": _MEANINGS[status], "content": _refused(status)} for status in refusals},
+            **{
+                str(status): {"description": _MEANINGS[status], "content": _describe_refusal(status)}
+                for status in refusals
+            },
         },
     }
     if endpoint.body is not None:
@@ -110,7 +113,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def _refused(status: int) -> dict[str, Any]:
+def _describe_refusal(status: int) -> dict[str, Any]:
     # A key that is missing is no error of one setting.
     schema = {"anyOf": [_ref(SettingsError), _ref(Error)]} if status == 422 else _ref(Error)
     return {"application/json": {"schema": schema}}

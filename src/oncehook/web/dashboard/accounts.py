@@ -18,7 +18,7 @@ from oncehook.settings.stored import GENERATE
 from oncehook.web.api.request import cursor
 from oncehook.web.dashboard import define
 from oncehook.web.dashboard.context import PageContext
-from oncehook.web.dashboard.define import OVERLAPS, WORDS, Copied, Form, FormField, place_errors
+from oncehook.web.dashboard.define import OVERLAPS, WORDS, Copied, DefinitionForm, FormField, place_errors
 from oncehook.web.dashboard.setup import LISTED, address_of
 from oncehook.web.language import translate
 
@@ -210,7 +210,7 @@ def _read_secrets(form: Mapping[str, str]) -> dict[str, str | None]:
 
 async def _build_form(
     context: PageContext, given: Mapping[str, str], has: Sequence[str], error: Refused | None
-) -> Form:
+) -> DefinitionForm:
     """Build the form of an account. `has`: sources for which it has a secret, which is rotated and not given."""
     fields = [
         FormField("name", "Name", translate("What people call it (optional)."), given.get("name", "")),
@@ -230,10 +230,10 @@ async def _build_form(
             label = translate("Secret for {}").format(source)
             text = GENERATE if given.get(PREFIX + source) == GENERATE else ""  # what somebody typed is not sent back
             fields.append(FormField(PREFIX + source, label, about, text, can_generate=True))
-    return Form(fields, (), takes_more=False)
+    return DefinitionForm(fields, (), takes_more=False)
 
 
-def _place(form: Form, error: Refused | None) -> Form:
+def _place(form: DefinitionForm, error: Refused | None) -> DefinitionForm:
     """Return the form with what is wrong beside its field: of names that are taken only an alias can be moved."""
     is_id = isinstance(error, Exists) and not error.hint
     return place_errors(form, error, name="id" if is_id else "aliases")

@@ -47,7 +47,7 @@ class Callout:
     """Label of its button; empty without one."""
 
 
-class DestinationFlows(Protocol):
+class FlowReader(Protocol):
     """A source of the counters of all destinations."""
 
     async def get(self, admin: Admin, span: Span, now: datetime) -> Mapping[str, Flows]:
@@ -178,7 +178,7 @@ class PageContext(ApiCall):
     auth: Auth
     frames: Frames
     latency: Latency
-    flows: DestinationFlows
+    flows: FlowReader
     guide: Guide | None = None
     now: datetime = field(default_factory=clock.now_utc)
 

@@ -164,7 +164,7 @@ class FormField:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class DefinitionForm:
     """The fields of one definition, with what is wrong in them."""
 
     fields: Sequence[FormField]
@@ -244,7 +244,7 @@ async def _show_new(
 
 
 async def show_form(
-    context: PageContext, noun: str, form: Form, error: Refused | None, preset: Preset | None = None
+    context: PageContext, noun: str, form: DefinitionForm, error: Refused | None, preset: Preset | None = None
 ) -> Response:
     """Show the form of what is to be made."""
     status = 200 if error is None else error.status
@@ -252,7 +252,7 @@ async def show_form(
     return await context.dialog("define_new.html", status=status, **shown)
 
 
-async def _offer_ends(context: PageContext, noun: NounName, form: Form) -> Form:
+async def _offer_ends(context: PageContext, noun: NounName, form: DefinitionForm) -> DefinitionForm:
     """Return the form with the names of sources and destinations that a route may have; to whoever is limited to some
     accounts, those of these accounts."""
     known: dict[str, Sequence[ShownSource | ShownDestination]] = {}
@@ -337,7 +337,7 @@ async def _show_definition(
     context: PageContext, noun: NounName, given: Mapping[str, str] | None = None, error: Refused | None = None
 ) -> Response:
     shown = await _find(context, noun)
-    form: Form | None = None
+    form: DefinitionForm | None = None
     key = stored.SECRET_OF.get(Noun(noun), "")
     if shown.origin == "store":
         definition = await context.admin.define(context.actor).get(noun, context.name)
@@ -511,7 +511,7 @@ def _read_text(noun: NounName, name: str, text: str) -> Any:
     return FLAGS.get(text, text) if _options(noun, name) else text
 
 
-def _for_visitor(context: PageContext, form: Form) -> Form:
+def _for_visitor(context: PageContext, form: DefinitionForm) -> DefinitionForm:
     """Return the form with words for a customer, where it is for one."""
     if not context.auth.is_portal:
         return form
@@ -526,7 +526,7 @@ def _left_out(context: PageContext) -> Collection[str]:
 
 def _form_of(
     noun: NounName, definition: StoredDefinition, given: Mapping[str, str] | None, left_out: Collection[str]
-) -> Form:
+) -> DefinitionForm:
     """Build the form of a stored definition: filled as it is stored, or as somebody has filled it."""
     public = stored.public_settings(definition)
     hidden = stored.show(definition).keys() - public.keys()
@@ -546,7 +546,7 @@ def _build_form(
     wanted: Collection[str],
     hidden: Collection[str] = (),
     left_out: Collection[str] = (),
-) -> Form:
+) -> DefinitionForm:
     """Build a form with the fields that are wanted; what few need is folded, or is a line of its text."""
     fields: list[FormField] = []
     folded: list[FormField] = []
@@ -563,7 +563,7 @@ def _build_form(
             place.append(
                 FormField(name, label, about, text, name in hidden, options=options, can_generate=can_generate)
             )
-    return Form(fields, folded, given.get(MORE, ""), given.get(SHOWN, ""))
+    return DefinitionForm(fields, folded, given.get(MORE, ""), given.get(SHOWN, ""))
 
 
 def _about(noun: NounName, name: str) -> str:
@@ -596,7 +596,9 @@ def _show_text(name: str, value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def place_errors(form: Form, error: Refused | None, *, name: str = "name", secret: str = "") -> Form:
+def place_errors(
+    form: DefinitionForm, error: Refused | None, *, name: str = "name", secret: str = ""
+) -> DefinitionForm:
     """Return the form with what is wrong beside its field. `name`: the field of a name that is taken; `secret`: that of
     a secret that cannot be kept."""
     if error is None:

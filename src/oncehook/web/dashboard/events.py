@@ -111,7 +111,7 @@ async def events(context: PageContext) -> Response:
                 [(word, translate(text)) for word, text in RANGES],
             ),
         ],
-        chosen={word: _chosen(query, word) for word in CHOICES},
+        chosen={word: _find_choice(query, word) for word in CHOICES},
         states=await _describe_unfinished(context, page.items),
         nothing=ListedState(),
         parts=_parts(query),
@@ -209,14 +209,14 @@ def _has_groups(query: str) -> bool:
 
 def _choose(query: str, word: str, value: str) -> str:
     """Return the query with this value of a word instead of another; without the word where the value is empty."""
-    if _chosen(query, word) == value:
+    if _find_choice(query, word) == value:
         return query
     if not _has_groups(query):
         query = " ".join(one for one in _WORD.findall(query) if not one.startswith(f"{word}:"))
     return with_words(query, f"{word}:{quote_value(value)}") if value else query
 
 
-def _chosen(query: str, word: str) -> str:
+def _find_choice(query: str, word: str) -> str:
     """Return the value of a word that the whole query has."""
     values = [one.partition(":")[2] for one in _WORD.findall(query) if one.startswith(f"{word}:")]
     return values[-1].strip('"') if values and not _has_groups(query) else ""

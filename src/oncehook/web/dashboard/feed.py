@@ -34,7 +34,7 @@ def read_moments(piece: bytes) -> Iterator[Moment]:
             yield head.removeprefix(b"event: ").decode(), msgspec.json.decode(data)
 
 
-def _happened(fields: Mapping[str, Any], now: datetime) -> datetime:
+def _read_moment(fields: Mapping[str, Any], now: datetime) -> datetime:
     """Return when a moment happened, which is before it is drawn; now, where it does not say."""
     return datetime.fromisoformat(fields["at"]) if "at" in fields else now
 
@@ -76,7 +76,7 @@ async def stream_rows(
             now = clock.now_utc()
             shown = [
                 render(
-                    "_moment.html", language, kind=kind, moment=fields, at=_happened(fields, now), now=now, root=root
+                    "_moment.html", language, kind=kind, moment=fields, at=_read_moment(fields, now), now=now, root=root
                 )
                 for kind, fields in moments
             ]

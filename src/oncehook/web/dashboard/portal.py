@@ -53,12 +53,12 @@ class PortalRoutes(DashboardRoutes):
         super().__init__(host.admin, auth, live, pages=_portal_pages())
 
     def _page_route(self, page: PageRoute) -> Endpoint:
-        return self._framed(super()._page_route(page))
+        return self._allow_frames(super()._page_route(page))
 
     def _login_route(self, endpoint: Endpoint) -> Endpoint:
-        return self._framed(super()._login_route(endpoint))
+        return self._allow_frames(super()._login_route(endpoint))
 
-    def _framed(self, endpoint: Endpoint) -> Endpoint:
+    def _allow_frames(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint with answers that the named sites may show in a frame."""
 
         async def answer(request: Request) -> Response:
