@@ -26,7 +26,7 @@ from oncehook.errors import (
 from oncehook.event import Event
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, Filter
+from oncehook.model import Arrival, Filter, RouteId, new_id
 from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import CONFIG, Receiver
 from tests.acceptance.sink import Sink
@@ -484,6 +484,8 @@ async def test_the_api_says_what_is_wrong(pair: tuple[Server, Server]) -> None:
     assert (put.status, put.json["settings"]) == (200, {"url": "https://other.example/"})
     put = await one.ask("PUT", "destinations/crm-2", {"url": "https://other.example/"})
     assert put.status == 201
+    unknown = await one.ask("PUT", f"routes/{RouteId(new_id())}", {"from": "trigger-4", "to": "crm"})
+    assert (unknown.status, unknown.json["code"]) == (404, "not_found")
 
 
 async def test_without_a_key_secrets_are_refused(engine: Engine) -> None:

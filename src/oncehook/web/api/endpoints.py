@@ -397,6 +397,12 @@ _NOUNS: Final[Mapping[NounName, type[Body]]] = {
     "destination": DefineDestination,
     "route": DefineRoute,
 }
+_REPLACE: Final = "give it these settings and no others"
+_PUT: Final[Mapping[NounName, str]] = {
+    "source": f"Make a source, or {_REPLACE}; a secret that is left out stays.",
+    "destination": f"Make a destination, or {_REPLACE}; a secret that is left out stays.",
+    "route": f"{_REPLACE.capitalize()}. Only POST makes a route, and its id.",
+}
 _DISCARD: Final = ("discard", "true: discard deliveries that still wait for it, and its dead letters, with it.")
 
 
@@ -453,7 +459,7 @@ for _noun, _shape in _NOUNS.items():
         "PUT",
         f"/{_noun}s/{{name}}",
         schemas.Defined,
-        f"Make a {_noun}, or give it these settings and no others; a secret that is left out stays.",
+        _PUT[_noun],
         Role.admin,
         body=_shape,
         refusals=(404, 409, 422),
