@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, Protocol, TypeGuard
+from typing import Any, Final, Literal, Protocol, TypeGuard, TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -139,8 +139,9 @@ ERASED_AT_ONCE: Final = 100
 DIAGNOSED: Final = 20
 """Rejections of one page for which secrets are tried."""
 MOST_STORED: Final = 200
-"""Stored destinations of a viewer's accounts that are counted."""
+"""Stored destinations of a viewer's accounts that are counted, and stored definitions listed without a limit."""
 DAY: Final = timedelta(hours=24)
+T = TypeVar("T")
 Flows = Mapping[str, Sequence[tuple[datetime, int]]]
 ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.done)
 
@@ -318,7 +319,7 @@ class Admin:
         What goes to destinations of the server's own is no customer's: its errors tell of the server, and a replay
         would run its handlers again.
         """
-        stored_ones = await self._stored("destination", None, MOST_STORED)
+        stored_ones = await self._stored("destination", "", MOST_STORED)
         narrowed = copy(self)
         narrowed.scope = dataclasses.replace(
             self.scope, destinations=frozenset([*self._destinations, *(one.name for one in stored_ones)])
@@ -792,13 +793,13 @@ class Admin:
 
     # -- what is set up ------------------------------------------------------------------------
 
-    async def sources(self, *, after: str | None = None, limit: int = 200) -> list[ShownSource]:
-        """Return the sources of file and program, then stored ones by name; with `after`, stored ones after a name."""
+    async def sources(self, *, after: str | None = None, limit: int | None = None) -> list[ShownSource]:
+        """Return the sources of file and program, then stored ones by name; with `after`, those behind a place
+        (`place_behind`). Without a limit: all of the former, and MOST_STORED of the latter."""
         figures = await self._figures(clock.now_utc() - DAY)
-        own = [await self._show_own_source(one, figures) for one in self._sources.values()] if after is None else []
-        return own + [
-            await self._show_stored_source(one, figures) for one in await self._stored("source", after, limit)
-        ]
+        own, definitions = await self._page("source", list(self._sources.values()), after, limit)
+        shown = [await self._show_own_source(one, figures) for one in own]
+        return shown + [await self._show_stored_source(one, figures) for one in definitions]
 
     async def source(self, name: str) -> ShownSource:
         figures = await self._figures(clock.now_utc() - DAY)
@@ -849,15 +850,26 @@ class Admin:
             raise Forbidden("Definitions are for who sees all sources.")
         return self._inbox.define.by(actor, self.scope.accounts)
 
-    async def _stored(self, noun: NounName, after: str | None, limit: int) -> list[StoredDefinition]:
+    async def _page(
+        self, noun: NounName, own: Sequence[T], after: str | None, limit: int | None
+    ) -> tuple[Sequence[T], Sequence[StoredDefinition]]:
+        """Return a page of the inbox's own definitions, and then of the stored ones. Raises BadRequest."""
+        begin = _read_place(after)
+        if begin is None:
+            return (), await self._stored(noun, after or "", MOST_STORED if limit is None else limit)
+        shown = own[begin:] if limit is None else own[begin : begin + limit]
+        rest = MOST_STORED if limit is None else limit - len(shown)
+        return shown, await self._stored(noun, "", rest) if rest else ()
+
+    async def _stored(self, noun: NounName, after: str, limit: int) -> list[StoredDefinition]:
         sources = self.scope.sources
         if sources is None:
             meant = self._inbox.define.by(self._viewer or "", self.scope.accounts)
-            return await meant.all(noun, after=after or "", limit=limit)
+            return await meant.all(noun, after=after, limit=limit)
         if noun != "source":
             return []
         found = await self._store.find_definitions(Noun.source, sources)
-        return [one for one in found if one.name > (after or "") and self._sees_stored(one)][:limit]
+        return [one for one in found if one.name > after and self._sees_stored(one)][:limit]
 
     def _sees_stored(self, definition: StoredDefinition) -> bool:
         """Tell whether a stored definition is one of this viewer's accounts', and of its sources."""
@@ -882,11 +894,11 @@ class Admin:
     def _build_route(self, definition: StoredDefinition) -> Route:
         return stored.route_from(definition, False)
 
-    async def routes(self, *, after: str | None = None, limit: int = 200) -> list[ShownRoute]:
-        """Return the routes of file and program, then stored ones by id; with `after`, stored ones after an id."""
-        own = self._routes if after is None else ()
+    async def routes(self, *, after: str | None = None, limit: int | None = None) -> list[ShownRoute]:
+        """Return the routes of file and program, then stored ones by id; `after` and `limit` as in `sources`."""
+        own, definitions = await self._page("route", self._routes, after, limit)
         shown = [replace(show_route(one), **self._origin("route", one.index)) for one in own]
-        return shown + [self._show_stored_route(one) for one in await self._stored("route", after, limit)]
+        return shown + [self._show_stored_route(one) for one in definitions]
 
     async def route(self, route_id: str) -> ShownRoute:
         return self._show_stored_route(await self._get_stored("route", route_id))
@@ -921,12 +933,12 @@ class Admin:
             raise NotFound(f'There is no source "{name[:60]}".')
         return found
 
-    async def destinations(self, *, after: str | None = None, limit: int = 200) -> list[ShownDestination]:
-        """Return the destinations of file and program, then stored ones by name; with `after`, stored ones after a
-        name."""
-        own = list(self._destinations.values()) if after is None else []
-        stored_ones = await self._stored("destination", after, limit)
-        return await self._show_destinations(own, stored_ones)
+    async def destinations(self, *, after: str | None = None, limit: int | None = None) -> list[ShownDestination]:
+        """Return the destinations of file and program, then stored ones by name; `after` and `limit` as in
+        `sources`."""
+        return await self._show_destinations(
+            *await self._page("destination", list(self._destinations.values()), after, limit)
+        )
 
     async def destination(self, name: str) -> ShownDestination:
         if (own := self._destinations.get(name)) is not None:
@@ -1303,7 +1315,7 @@ class Admin:
         counts = await self._count_of()
         names = {*self._destinations, *counts}
         if self.scope.accounts is not None:
-            names |= {one.name for one in await self._stored("destination", None, MOST_STORED)}
+            names |= {one.name for one in await self._stored("destination", "", MOST_STORED)}
         owned = await self._find_owned(names)
         return {
             name: _only(levels.get(name, Level()) if name in owned else Level(), counts.get(name, {})) for name in names
@@ -1345,6 +1357,22 @@ class Admin:
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
         """Audit an act that the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
+
+
+def place_behind(stored: str | None, after: str | None, count: int) -> str:
+    """Return the place behind the last of `count` definitions that were listed from `after` on: the name of a stored
+    one; the number of those of file and program, where it is one of these. No stored name begins with `@`."""
+    return f"@{(_read_place(after) or 0) + count}" if stored is None else stored
+
+
+def _read_place(after: str | None) -> int | None:
+    """Return how many definitions of file and program come before a place; None where all do. Raises BadRequest."""
+    if after is None or after.startswith("@"):
+        number = "0" if after is None else after[1:]
+        if not number.isdigit() or len(number) > 9:
+            raise BadRequest("This is no place in this list.")
+        return int(number)
+    return None
 
 
 def _is_testable(destination: Destination) -> TypeGuard[TestableDestination]:

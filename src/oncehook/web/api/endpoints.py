@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from oncehook.admin import place_behind
 from oncehook.define import Defined, NounName
 from oncehook.errors import BadRequest, ConfigError, Forbidden, InvalidSettings, NotFound
 from oncehook.human import seconds
@@ -332,9 +333,9 @@ for _act, _state, _summary in (
     parameters=PAGED,
 )
 async def list_sources(call: ApiCall) -> Any:
-    limit = call.limit()
-    found = await call.admin.sources(after=call.after("source"), limit=limit)
-    return {"items": [_source(call, one) for one in found], "next": _next("source", found, limit)}
+    limit, after = call.limit(), call.after("source")
+    found = await call.admin.sources(after=after, limit=limit + 1)
+    return {"items": [_source(call, one) for one in found[:limit]], "next": _next("source", found, after, limit)}
 
 
 def _source(call: ApiCall, shown: ShownSource) -> Any:
@@ -342,11 +343,13 @@ def _source(call: ApiCall, shown: ShownSource) -> Any:
     return schemas.encode(shown, **({} if may_see or not shown.hidden else {"address": None}))
 
 
-def _next(kind: str, found: Sequence[Any], limit: int) -> str | None:
-    """Return the cursor of a list of definitions; only stored ones are counted."""
-    stored = [one for one in found if one.origin == "store"]
-    last = stored[-1] if len(stored) == limit else None
-    return None if last is None else cursor(kind, (last.id if kind == "route" else last.name).encode())
+def _next(kind: str, found: Sequence[Any], after: str | None, limit: int) -> str | None:
+    """Return the cursor of a list of definitions, of which one more was asked for than is shown."""
+    if len(found) <= limit:
+        return None
+    last = found[limit - 1]
+    stored = (last.id if kind == "route" else last.name) if last.origin == "store" else None
+    return cursor(kind, place_behind(stored, after, limit).encode())
 
 
 @get("/sources/{name}", schemas.Source, "One source.", refusals=(404,))
@@ -362,9 +365,9 @@ async def get_source(call: ApiCall) -> Any:
     parameters=PAGED,
 )
 async def list_destinations(call: ApiCall) -> Any:
-    limit = call.limit()
-    found = await call.admin.destinations(after=call.after("destination"), limit=limit)
-    return {"items": found, "next": _next("destination", found, limit)}
+    limit, after = call.limit(), call.after("destination")
+    found = await call.admin.destinations(after=after, limit=limit + 1)
+    return {"items": found[:limit], "next": _next("destination", found, after, limit)}
 
 
 @get("/destinations/{name}", schemas.Destination, "One destination.", refusals=(404,))
@@ -380,9 +383,9 @@ async def get_destination(call: ApiCall) -> Any:
     parameters=PAGED,
 )
 async def list_routes(call: ApiCall) -> Any:
-    limit = call.limit()
-    found = await call.admin.routes(after=call.after("route"), limit=limit)
-    return {"items": found, "next": _next("route", found, limit)}
+    limit, after = call.limit(), call.after("route")
+    found = await call.admin.routes(after=after, limit=limit + 1)
+    return {"items": found[:limit], "next": _next("route", found, after, limit)}
 
 
 @get("/routes/{name}", schemas.Route, "One stored route.", refusals=(404,))
