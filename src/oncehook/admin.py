@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Protocol, TypeGuard, TypeVar
 from msgspec.structs import asdict, replace
 
 from oncehook import __version__, clock, human, query, reports, samples, upkeep
+from oncehook.account_definitions import account_from, read_secrets
 from oncehook.bodies import Bodies
 from oncehook.define import Define, NounName
 from oncehook.definitions import Definitions
@@ -91,7 +92,7 @@ from oncehook.model import (
     new_id,
 )
 from oncehook.portal import LINK_SECONDS
-from oncehook.rejections import diagnose
+from oncehook.rejections import diagnose, read_account
 from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, some_id, some_ids, with_end
 from oncehook.reports import (
     Health,
@@ -1267,15 +1268,44 @@ class Admin:
         mine = [one for one in found if self.scope.sees(one.source, None) and source in (None, one.source)][:limit]
         if self._viewer is not None and self.sees_payloads and any(one.head is not None for one in mine):
             await self._notes.note_view(self._store, self._viewer, "rejections")
-        return [self._show_rejection(one, is_sample=n < DIAGNOSED) for n, one in enumerate(mine)]
-
-    def _show_rejection(self, rejection: Rejection, *, is_sample: bool) -> ShownRejection:
         if not self.sees_payloads:
-            return ShownRejection(replace(rejection, head=None, body=None), None, None, None)
-        request = None if rejection.head is None else request_of(rejection.head)
-        body = None if rejection.body is None else rejection.body.decode("utf-8", "replace")
-        diagnosis = diagnose(rejection, self._sources, tries_secrets=is_sample)
-        return ShownRejection(rejection, request, body, diagnosis)
+            return [ShownRejection(replace(one, head=None, body=None), None, None, None) for one in mine]
+        sources = {**await self._read_stored_sources({one.source for one in mine}), **self._sources}
+        accounts = await self._read_rejecting(mine, sources)
+        return [
+            _show_rejection(one, diagnose(one, sources, account=accounts.get(one.id), tries_secrets=n < DIAGNOSED))
+            for n, one in enumerate(mine)
+        ]
+
+    async def _read_stored_sources(self, names: Collection[str]) -> dict[str, Source]:
+        """Return those of these sources that are stored and can be used here, as far as this viewer sees them."""
+        made: dict[str, Source] = {}
+        meant = sorted(name for name in names if name not in self._inbox.sources)
+        for one in await self._store.find_definitions(Noun.source, meant) if meant else ():
+            if one.is_enabled and self._sees_stored(one):
+                with suppress(ConfigError, Undecryptable):
+                    made[one.name] = stored.source_from(self._inbox.vault, one)
+        return made
+
+    async def _read_rejecting(
+        self, rejections: Sequence[Rejection], sources: Mapping[str, Source]
+    ) -> dict[ArrivalId, Source]:
+        """Return the sources at whose accounts' addresses arrivals were rejected, as they are there now."""
+        named: dict[ArrivalId, tuple[Source, str]] = {}
+        for one in rejections:
+            known = sources.get(one.source)
+            if known is not None and (account := read_account(one, known)) is not None:
+                named[one.id] = known, account
+        found = await self._store.find_accounts({account for _, account in named.values()}) if named else {}
+        made: dict[ArrivalId, Source] = {}
+        for id_, (source, name) in named.items():
+            definition = found.get(name)
+            if definition is None or definition.name != name or not definition.is_enabled:
+                continue  # an alias is no address
+            owner = account_from(self._inbox.vault, definition)
+            secrets = [] if source.name in owner.unreadable else owner.secrets.get(source.name)
+            made[id_] = source.of_account(owner.id, None if secrets is None else read_secrets(secrets))
+        return made
 
     async def rejection_counts(self) -> list[tuple[str, str, str]]:
         """Return source, code and reason of the rejections that are kept, newest first."""
@@ -1357,6 +1387,12 @@ class Admin:
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
         """Audit an act that the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
+
+
+def _show_rejection(rejection: Rejection, diagnosis: str | None) -> ShownRejection:
+    request = None if rejection.head is None else request_of(rejection.head)
+    body = None if rejection.body is None else rejection.body.decode("utf-8", "replace")
+    return ShownRejection(rejection, request, body, diagnosis)
 
 
 def place_behind(stored: str | None, after: str | None, count: int) -> str:

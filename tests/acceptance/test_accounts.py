@@ -128,6 +128,42 @@ async def test_the_sources_own_secret_is_not_an_accounts(served: Served) -> None
     assert (await served.post("/in/open/42", {"id": "1"}, "the secret of 42")).status == 200
 
 
+async def diagnosis_of(served: Served, path: str, secret: str) -> str:
+    """Why a request was rejected, as somebody with the right reads it."""
+    assert (await served.post(path, {"id": "1"}, secret)).status == 401
+    await served.inbox.write_counts(is_last=True)
+    [found] = await served.inbox.admin.rejections(1)
+    assert secret not in (found.diagnosis or "")
+    return found.diagnosis or ""
+
+
+@pytest.mark.parametrize("kind", ["own", "stored"])
+async def test_the_diagnosis_knows_the_secret_of_the_account(served: Served, kind: str) -> None:
+    define = served.inbox.define
+    if kind == "stored":
+        await define.source("late", verify=SIGNED, secret=OWN, account="address", key="$.id")
+    name = {"own": "open", "stored": "late"}[kind]
+    await define.account("42", secrets={name: "the secret of 42"})
+    said = await diagnosis_of(served, f"/in/{name}/42", OWN)
+    assert "Signed with the secret of the source, and account 42 has one of its own" in said
+    assert "no secret known here" in await diagnosis_of(served, f"/in/{name}/42", "of nobody at all")
+    await define.accounts.rotate("42", name, overlap=0.2, secret="the next secret of 42")
+    await asyncio.sleep(0.3)
+    said = await diagnosis_of(served, f"/in/{name}/42", "the secret of 42")
+    assert "Signed with an old secret of account 42, which ended on" in said
+    assert "The header X-Signature is missing" in await diagnosis_of_unsigned(served, f"/in/{name}/42")
+    assert "names no account" in await diagnosis_of(served, f"/in/{name}/43", OWN)
+    await define.account("44")
+    assert "no secret known here" in await diagnosis_of(served, f"/in/{name}/44", "the secret of 42")
+
+
+async def diagnosis_of_unsigned(served: Served, path: str) -> str:
+    await served.client.post(path, b"{}", {})
+    await served.inbox.write_counts(is_last=True)
+    [found] = await served.inbox.admin.rejections(1)
+    return found.diagnosis or ""
+
+
 @pytest.mark.parametrize(
     "path",
     [
