@@ -89,6 +89,7 @@ from oncehook.model import (
     StoredWorker,
     Total,
     key_hash,
+    media_source,
     new_id,
 )
 from oncehook.portal import LINK_SECONDS
@@ -747,7 +748,7 @@ class Admin:
             names = {one.id: one.name for one in self._inbox.destinations.values()}
             numbers = {one.destination_id for one in request.filter.ids}
             if others := numbers - names.keys():
-                names |= {one.id: one.name for one in await self._store.find_destinations(others)}
+                names |= await self._store.find_destination_names(others)
             return [name for number, name in names.items() if number in numbers]
         return list((await self._store.plan_replay(self._within(request.filter), force=request.force)).by_destination)
 
@@ -944,6 +945,9 @@ class Admin:
     async def destination(self, name: str) -> ShownDestination:
         if (own := self._destinations.get(name)) is not None:
             (shown,) = await self._show_destinations([own], [])
+        elif (media := await self._find_media(name)) is not None:
+            (shown,) = await self._show_destinations([media], [])
+            shown = replace(shown, origin="store")
         else:
             (shown,) = await self._show_destinations([], [await self._get_stored("destination", name)])
         return shown
@@ -994,8 +998,14 @@ class Admin:
             raise NotWaiting(f"{name} is not held back: its deliveries are tried as they become due.")
         return await self.destination(name)
 
+    async def _find_media(self, name: str) -> Destination | None:
+        """Return the destination that keeps the media of a stored source, for whoever sees everything."""
+        if media_source(name) is None or self.scope.is_limited:
+            return None
+        return (await self._find_destinations([name])).get(name)
+
     async def _destination(self, name: str) -> Destination:
-        if (own := self._destinations.get(name)) is not None:
+        if (own := self._destinations.get(name) or await self._find_media(name)) is not None:
             return own
         found = await self._get_stored("destination", name)
         destination, _ = stored.destination_from(self._inbox.vault, found)

@@ -254,6 +254,7 @@ def find_privileged(noun: Noun, read: Settings, reader: SettingsReader) -> list[
     if noun is Noun.source:
         found += ["path"] if read.path is not None else []
         found += ["verify"] if is_unverified(read) else []
+        found += ["media"] if read.media is not None and read.media.allow_private else []
     if noun is Noun.destination:
         found += [key for key in ("allow_private", "allow_hosts", "ca") if getattr(read, key)]
         found += ["url"] if is_event_address(read.url) else []
