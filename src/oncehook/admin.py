@@ -1313,8 +1313,8 @@ class Admin:
             if definition is None or definition.name != name or not definition.is_enabled:
                 continue  # an alias is no address
             owner = account_from(self._inbox.vault, definition)
-            secrets = [] if source.name in owner.unreadable else owner.secrets.get(source.name)
-            made[id_] = source.of_account(owner.id, None if secrets is None else read_secrets(secrets))
+            secrets = read_secrets(owner.secrets.get(source.name, [])) if owner.has_secret(source) else None
+            made[id_] = source.of_account(owner.id, secrets)
         return made
 
     async def rejection_counts(self) -> list[tuple[str, str, str]]:

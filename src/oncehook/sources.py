@@ -191,6 +191,8 @@ class Source:
         self.standing = Standing()
         self.id = 0
         """Its id in the store; assigned at start."""
+        self.generation: str | None = None
+        """Of a stored source: when it was made. One that is deleted and made again has another."""
         self.guard: Callable[[], None] | None = None
         """Called before an arrival is taken and before it is acknowledged, where the source can end while the inbox
         runs. Raises Rejected, or StoreUnavailable."""

@@ -137,6 +137,40 @@ async def diagnosis_of(served: Served, path: str, secret: str) -> str:
     return found.diagnosis or ""
 
 
+async def test_a_source_that_is_made_again_does_not_revive_secrets(pair: tuple[Served, Served]) -> None:
+    served, other = pair
+    define = served.inbox.define
+    settings: dict[str, Any] = {"verify": SIGNED, "secret": OWN, "account": "address", "key": "$.id"}
+    await define.source("late", **settings)
+    await define.account("42", secrets={"late": "the secret of 42", "open": "another of 42"})
+    assert (await served.post("/in/late/42", {"id": "1"}, "the secret of 42")).status == 200
+    await define.change("source", "late", subject="$.who")
+    await define.disable("source", "late")
+    await define.enable("source", "late")
+    assert (await served.post("/in/late/42", {"id": "2"}, "the secret of 42")).status == 200, "it is the same source"
+    assert (await define.accounts.get("42")).secret_sources == ["late", "open"]
+    await define.delete("source", "late")
+    assert (await define.accounts.get("42")).secret_sources == ["open"]
+    assert [one.secret_sources for one in await define.accounts.all()] == [["open"]]
+    await define.source("late", **settings)
+    assert (await served.post("/in/late/42", {"id": "3"}, "the secret of 42")).status == 401
+    assert (await served.post("/in/late/42", {"id": "3"}, OWN)).status == 200
+    await until(lambda: _is(other.post("/in/late/42", {"id": "4"}, OWN), 200))
+    assert (await other.post("/in/late/42", {"id": "5"}, "the secret of 42")).status == 401
+    assert (await define.accounts.get("42")).secret_sources == ["open"]
+    with pytest.raises(NotFound):
+        await define.accounts.rotate("42", "late")
+    assert (await define.accounts.change("42", name="Ana")).secret_sources == ["open"]
+    made = await define.accounts.change("42", secrets={"late": "a new one of 42"})
+    assert made.secret_sources == ["late", "open"]
+    assert (await served.post("/in/late/42", {"id": "6"}, "a new one of 42")).status == 200
+    assert (await served.post("/in/open/42", {"id": "1"}, "another of 42")).status == 200
+
+
+async def _is(answer: Any, status: int) -> bool:
+    return bool((await answer).status == status)
+
+
 @pytest.mark.parametrize("kind", ["own", "stored"])
 async def test_the_diagnosis_knows_the_secret_of_the_account(served: Served, kind: str) -> None:
     define = served.inbox.define

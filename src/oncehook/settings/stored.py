@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -343,7 +343,13 @@ def source_from(vault: Vault, definition: StoredDefinition) -> Source:
     """Build a stored source. Raises ConfigError, Undecryptable."""
     made = Source(definition.name, _read_stored(vault, definition))
     made.id = definition.id
+    made.generation = generation_of(definition)
     return made
+
+
+def generation_of(definition: StoredDefinition) -> str:
+    """Return what tells a definition from an earlier one of the same name, which was deleted."""
+    return definition.created_at.astimezone(UTC).isoformat()
 
 
 def destination_from(vault: Vault, definition: StoredDefinition) -> tuple[Destination, datetime | None]:
