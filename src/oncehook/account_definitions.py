@@ -79,13 +79,15 @@ def account_from(vault: Vault, definition: StoredDefinition) -> Account:
     """Build a stored account as the receiver needs it."""
     if definition.secrets is None:
         return Account(definition.name)
+    shown = json.loads(definition.settings)
+    generations = shown.get("made_for") or NO_SECRETS
     try:
         found = vault.decrypt(definition)
     except Undecryptable as error:
         fields = {"account": definition.name, "error": str(error), "hint": error.hint}
         ration.log(log, logging.ERROR, "account.unreadable", fields, kind=definition.name)
-        return Account(definition.name, NO_SECRETS, json.loads(definition.settings).get("secrets", ()))
-    return Account(definition.name, found)
+        return Account(definition.name, NO_SECRETS, shown.get("secrets", ()), generations)
+    return Account(definition.name, found, (), generations)
 
 
 def read_secrets(value: Any) -> list[Secret]:
@@ -142,9 +144,9 @@ class AccountDefinitions:
         for _ in range(TRIES):
             found = await self._find(str(id))
             kept = self._host.vault.decrypt(found)
-            if source not in kept:
+            if source not in kept or (found.name, source) in await self._find_stale([found]):
                 raise NotFound(f"Account {found.name} has no secret for {source[:60]}.")
-            new = await self._read_secret(source, GENERATE if secret is None else secret)
+            new, _ = await self._read_secret(source, GENERATE if secret is None else secret)
             rotated = {**kept, source: stored.rotate(kept[source], new, seconds, clock.now_utc())}
             try:
                 settings = json.loads(found.settings)
@@ -177,14 +179,18 @@ class AccountDefinitions:
     async def get(self, id: str | int) -> DefinedAccount:
         """Return an account. Raises NotFound."""
         found = await self._find(str(id))
-        return _show(found, (await self._host.store.aliases_of([found.name])).get(found.name, []))
+        return await self._show_stored(found)
+
+    async def _show_stored(self, found: StoredDefinition) -> DefinedAccount:
+        aliases = (await self._host.store.aliases_of([found.name])).get(found.name, [])
+        return _show(found, aliases, stale=await self._find_stale([found]))
 
     async def find(self, name: str) -> DefinedAccount | None:
         """Return the account that has an id or an alias."""
         found = (await self._host.store.find_accounts([name])).get(name)
         if found is None or (self._accounts is not None and found.name not in self._accounts):
             return None
-        return _show(found, (await self._host.store.aliases_of([found.name])).get(found.name, []))
+        return await self._show_stored(found)
 
     async def all(self, *, after: str = "", limit: int = 50) -> list[DefinedAccount]:
         """Return accounts by id, those after an id."""
@@ -195,7 +201,8 @@ class AccountDefinitions:
             mine = sorted(one for one in self._accounts if one > after)[:limit]
             found = await store.find_definitions(Noun.account, mine)
         aliases = await store.aliases_of([one.name for one in found])
-        return [_show(one, aliases.get(one.name, [])) for one in found]
+        stale = await self._find_stale(found)
+        return [_show(one, aliases.get(one.name, []), stale=stale) for one in found]
 
     # -- checks and writing --------------------------------------------------------------------
 
@@ -210,6 +217,21 @@ class AccountDefinitions:
             raise NotFound(f'There is no account "{id[:60]}", or no longer.')
         return found
 
+    async def _find_stale(self, accounts: Collection[StoredDefinition]) -> set[tuple[str, str]]:
+        """Return the secrets, by account and source, that were made for a stored source which was deleted since: they
+        count no more, also where a source of the same name was made again."""
+        made_for = {
+            (one.name, source): generation
+            for one in accounts
+            for source, generation in json.loads(one.settings).get("made_for", {}).items()
+            if source not in self._host.sources
+        }
+        if not made_for:
+            return set()
+        found = await self._host.store.find_definitions(Noun.source, sorted({source for _, source in made_for}))
+        now = {one.name: stored.generation_of(one) for one in found}
+        return {one for one, generation in made_for.items() if now.get(one[1]) != generation}
+
     async def _write(
         self,
         before: StoredDefinition | None,
@@ -223,17 +245,25 @@ class AccountDefinitions:
     ) -> DefinedAccount:
         shown = {} if before is None else json.loads(before.settings)
         kept: dict[str, Any] = {} if before is None else self._host.vault.decrypt(before)
+        for _, source in () if before is None else await self._find_stale([before]):
+            kept.pop(source, None)
+        made_for = {source: one for source, one in shown.get("made_for", {}).items() if source in kept}
         generated: dict[str, str] = {}
         for source, secret in secrets.items():
+            made_for.pop(source, None)
             if secret is None:
                 kept.pop(source, None)
                 continue
-            kept[source] = await self._read_secret(source, secret)
+            kept[source], generation = await self._read_secret(source, secret)
+            if generation is not None:
+                made_for[source] = generation
             if secret == GENERATE:
                 generated[source] = kept[source]
         if len(kept) > MOST_SECRETS:
             raise _invalid("secrets", f"an account has {MOST_SECRETS} secrets at most")
-        settings = {"name": shown.get("name", "") if name is None else _check_name(name)}
+        settings: dict[str, Any] = {"name": shown.get("name", "") if name is None else _check_name(name)}
+        if made_for:
+            settings["made_for"] = made_for
         checked = None if aliases is None else _check_aliases(id, aliases)
         act = "create" if before is None else "change"
         return await self._keep(before, id, settings, checked, kept, generated, act, enabled=enabled, move=move)
@@ -276,13 +306,12 @@ class AccountDefinitions:
         assert made is not None
         return _show(made, known if aliases is None else aliases, generated)
 
-    async def _read_secret(self, source: str, secret: object) -> str:
-        if secret == GENERATE:
-            return await self._generate(source)
-        if not isinstance(secret, str) or len(secret) < SHORTEST_SECRET:
+    async def _read_secret(self, source: str, secret: object) -> tuple[str, str | None]:
+        """Return a secret, and the generation of the stored source that it is for."""
+        if secret != GENERATE and (not isinstance(secret, str) or len(secret) < SHORTEST_SECRET):
             raise _invalid(f"secrets.{source}", "must be a secret itself", f'give it as text, or write "{GENERATE}"')
-        await self._template(source)
-        return secret
+        generation = (await self._template(source)).generation
+        return (await self._generate(source) if secret == GENERATE else str(secret)), generation
 
     async def _template(self, source: str) -> Source:
         """Return the source that an account has a secret for. Raises InvalidSettings."""
@@ -305,14 +334,18 @@ class AccountDefinitions:
 
 
 def _show(
-    definition: StoredDefinition, aliases: Sequence[str], generated: Mapping[str, str] | None = None
+    definition: StoredDefinition,
+    aliases: Sequence[str],
+    generated: Mapping[str, str] | None = None,
+    *,
+    stale: Collection[tuple[str, str]] = (),
 ) -> DefinedAccount:
     shown = json.loads(definition.settings)
     return DefinedAccount(
         definition.name,
         shown.get("name", ""),
         sorted(aliases),
-        shown.get("secrets", []),
+        [source for source in shown.get("secrets", []) if (definition.name, source) not in stale],
         definition.is_enabled,
         definition.created_at,
         definition.changed_at,

@@ -49,6 +49,15 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     Without an entry, the source's own secret verifies."""
     unreadable: Collection[str] = ()
     """Sources for which it has a secret that cannot be decrypted here."""
+    generations: Mapping[str, str] = NO_SECRETS
+    """Generations of the stored sources that its secrets were made for, by source."""
+
+    def has_secret(self, source: Source) -> bool:
+        """Tell whether it has a secret for a source, and not for a deleted one of the same name."""
+        made_for = self.generations.get(source.name)
+        if made_for is not None and source.generation is not None and made_for != source.generation:
+            return False
+        return source.name in self.secrets or source.name in self.unreadable
 
 
 Load = Callable[[Sequence[str]], Awaitable[Mapping[str, Account]]]
@@ -101,11 +110,11 @@ class AccountDirectory:
     def at(self, source: Source, account: Account) -> Source:
         """Return a source as it is for one account: with its secret, where it has one there. Raises StoreUnavailable
         where that cannot be decrypted."""
-        if source.name in account.unreadable:
+        if source.name in account.unreadable and account.has_secret(source):
             raise StoreUnavailable(f"The secret of account {account.id} for {source.name} cannot be read here.")
         made = self._sources.get(account.id, {}).get(source.name)
         if made is None or made.template is not source:
-            secrets = account.secrets.get(source.name)
+            secrets = account.secrets[source.name] if account.has_secret(source) else None
             made = source.of_account(account.id, None if secrets is None else self._read_secrets(secrets))
             made.guard = partial(_check_account, made.standing, source.guard)
             _keep(self._sources, account.id, self._sources.get(account.id, {}), MOST_SOURCES)[source.name] = made

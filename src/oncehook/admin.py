@@ -16,11 +16,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, Protocol, TypeGuard
+from typing import Any, Final, Literal, Protocol, TypeGuard, TypeVar
 
 from msgspec.structs import asdict, replace
 
 from oncehook import __version__, clock, human, query, reports, samples, upkeep
+from oncehook.account_definitions import account_from, read_secrets
 from oncehook.bodies import Bodies
 from oncehook.define import Define, NounName
 from oncehook.definitions import Definitions
@@ -89,10 +90,11 @@ from oncehook.model import (
     StoredWorker,
     Total,
     key_hash,
+    media_source,
     new_id,
 )
 from oncehook.portal import LINK_SECONDS
-from oncehook.rejections import diagnose
+from oncehook.rejections import diagnose, read_account
 from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, some_id, some_ids, with_end
 from oncehook.reports import (
     Health,
@@ -140,8 +142,9 @@ ERASED_AT_ONCE: Final = 100
 DIAGNOSED: Final = 20
 """Rejections of one page for which secrets are tried."""
 MOST_STORED: Final = 200
-"""Stored destinations of a viewer's accounts that are counted."""
+"""Stored destinations of a viewer's accounts that are counted, and stored definitions listed without a limit."""
 DAY: Final = timedelta(hours=24)
+T = TypeVar("T")
 Flows = Mapping[str, Sequence[tuple[datetime, int]]]
 ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.done)
 
@@ -319,7 +322,7 @@ class Admin:
         What goes to destinations of the server's own is no customer's: its errors tell of the server, and a replay
         would run its handlers again.
         """
-        stored_ones = await self._list_stored("destination", None, MOST_STORED)
+        stored_ones = await self._list_stored("destination", "", MOST_STORED)
         narrowed = copy(self)
         narrowed.scope = dataclasses.replace(
             self.scope, destinations=frozenset([*self._destinations, *(one.name for one in stored_ones)])
@@ -746,7 +749,7 @@ class Admin:
             names = {one.id: one.name for one in self._inbox.destinations.values()}
             numbers = {one.destination_id for one in request.filter.ids}
             if others := numbers - names.keys():
-                names |= {one.id: one.name for one in await self._store.find_destinations(others)}
+                names |= await self._store.find_destination_names(others)
             return [name for number, name in names.items() if number in numbers]
         return list((await self._store.plan_replay(self._within(request.filter), force=request.force)).by_destination)
 
@@ -793,13 +796,13 @@ class Admin:
 
     # -- what is set up ------------------------------------------------------------------------
 
-    async def sources(self, *, after: str | None = None, limit: int = 200) -> list[ShownSource]:
-        """Return the sources of file and program, then stored ones by name; with `after`, stored ones after a name."""
+    async def sources(self, *, after: str | None = None, limit: int | None = None) -> list[ShownSource]:
+        """Return the sources of file and program, then stored ones by name; with `after`, those behind a place
+        (`place_behind`). Without a limit: all of the former, and MOST_STORED of the latter."""
         figures = await self._figures(clock.now_utc() - DAY)
-        own = [await self._show_own_source(one, figures) for one in self._sources.values()] if after is None else []
-        return own + [
-            await self._show_stored_source(one, figures) for one in await self._list_stored("source", after, limit)
-        ]
+        own, definitions = await self._page("source", list(self._sources.values()), after, limit)
+        shown = [await self._show_own_source(one, figures) for one in own]
+        return shown + [await self._show_stored_source(one, figures) for one in definitions]
 
     async def source(self, name: str) -> ShownSource:
         figures = await self._figures(clock.now_utc() - DAY)
@@ -810,7 +813,7 @@ class Admin:
     async def sources_by_account(self, limit: int = 200) -> list[str]:
         """Return the sources that have an address for each account: file and program, then stored ones by name."""
         own = [one.name for one in self._sources.values() if one.has_accounts_by_address]
-        others = await self._list_stored("source", None, 200)
+        others = await self._list_stored("source", "", MOST_STORED)
         return [*own, *(one.name for one in others if stored.show(one).get("account") == ADDRESS)][:limit]
 
     async def _show_own_source(self, source: Source, figures: Figures) -> ShownSource:
@@ -857,15 +860,26 @@ class Admin:
             raise Forbidden("Definitions are for who sees all sources.")
         return self._inbox.define.by(actor, self.scope.accounts)
 
-    async def _list_stored(self, noun: NounName, after: str | None, limit: int) -> list[StoredDefinition]:
+    async def _page(
+        self, noun: NounName, own: Sequence[T], after: str | None, limit: int | None
+    ) -> tuple[Sequence[T], Sequence[StoredDefinition]]:
+        """Return a page of the inbox's own definitions, and then of the stored ones. Raises BadRequest."""
+        begin = _read_place(after)
+        if begin is None:
+            return (), await self._list_stored(noun, after or "", MOST_STORED if limit is None else limit)
+        shown = own[begin:] if limit is None else own[begin : begin + limit]
+        rest = MOST_STORED if limit is None else limit - len(shown)
+        return shown, await self._list_stored(noun, "", rest) if rest else ()
+
+    async def _list_stored(self, noun: NounName, after: str, limit: int) -> list[StoredDefinition]:
         sources = self.scope.sources
         if sources is None:
             meant = self._inbox.define.by(self._viewer or "", self.scope.accounts)
-            return await meant.all(noun, after=after or "", limit=limit)
+            return await meant.all(noun, after=after, limit=limit)
         if noun != "source":
             return []
         found = await self._store.find_definitions(Noun.source, sources)
-        return [one for one in found if one.name > (after or "") and self._sees_stored(one)][:limit]
+        return [one for one in found if one.name > after and self._sees_stored(one)][:limit]
 
     def _sees_stored(self, definition: StoredDefinition) -> bool:
         """Tell whether a stored definition is one of this viewer's accounts', and of its sources."""
@@ -890,11 +904,11 @@ class Admin:
     def _build_route(self, definition: StoredDefinition) -> Route:
         return stored.route_from(definition, False)
 
-    async def routes(self, *, after: str | None = None, limit: int = 200) -> list[ShownRoute]:
-        """Return the routes of file and program, then stored ones by id; with `after`, stored ones after an id."""
-        own = self._routes if after is None else ()
+    async def routes(self, *, after: str | None = None, limit: int | None = None) -> list[ShownRoute]:
+        """Return the routes of file and program, then stored ones by id; `after` and `limit` as in `sources`."""
+        own, definitions = await self._page("route", self._routes, after, limit)
         shown = [replace(show_route(one), **self._origin("route", one.index)) for one in own]
-        return shown + [self._show_stored_route(one) for one in await self._list_stored("route", after, limit)]
+        return shown + [self._show_stored_route(one) for one in definitions]
 
     async def route(self, route_id: str) -> ShownRoute:
         return self._show_stored_route(await self._get_stored("route", route_id))
@@ -929,16 +943,19 @@ class Admin:
             raise NotFound(f'There is no source "{name[:60]}".')
         return found
 
-    async def destinations(self, *, after: str | None = None, limit: int = 200) -> list[ShownDestination]:
-        """Return the destinations of file and program, then stored ones by name; with `after`, stored ones after a
-        name."""
-        own = list(self._destinations.values()) if after is None else []
-        stored_ones = await self._list_stored("destination", after, limit)
-        return await self._show_destinations(own, stored_ones)
+    async def destinations(self, *, after: str | None = None, limit: int | None = None) -> list[ShownDestination]:
+        """Return the destinations of file and program, then stored ones by name; `after` and `limit` as in
+        `sources`."""
+        return await self._show_destinations(
+            *await self._page("destination", list(self._destinations.values()), after, limit)
+        )
 
     async def destination(self, name: str) -> ShownDestination:
         if (own := self._destinations.get(name)) is not None:
             (shown,) = await self._show_destinations([own], [])
+        elif (media := await self._find_media(name)) is not None:
+            (shown,) = await self._show_destinations([media], [])
+            shown = replace(shown, origin="store")
         else:
             (shown,) = await self._show_destinations([], [await self._get_stored("destination", name)])
         return shown
@@ -989,8 +1006,14 @@ class Admin:
             raise NotWaiting(f"{name} is not held back: its deliveries are tried as they become due.")
         return await self.destination(name)
 
+    async def _find_media(self, name: str) -> Destination | None:
+        """Return the destination that keeps the media of a stored source, for whoever sees everything."""
+        if media_source(name) is None or self.scope.is_limited:
+            return None
+        return (await self._find_destinations([name])).get(name)
+
     async def _destination(self, name: str) -> Destination:
-        if (own := self._destinations.get(name)) is not None:
+        if (own := self._destinations.get(name) or await self._find_media(name)) is not None:
             return own
         found = await self._get_stored("destination", name)
         destination, _ = stored.destination_from(self._inbox.vault, found)
@@ -1263,15 +1286,44 @@ class Admin:
         mine = [one for one in found if self.scope.sees(one.source, None) and source in (None, one.source)][:limit]
         if self._viewer is not None and self.sees_payloads and any(one.head is not None for one in mine):
             await self._notes.note_view(self._store, self._viewer, "rejections")
-        return [self._show_rejection(one, is_sample=n < DIAGNOSED) for n, one in enumerate(mine)]
-
-    def _show_rejection(self, rejection: Rejection, *, is_sample: bool) -> ShownRejection:
         if not self.sees_payloads:
-            return ShownRejection(replace(rejection, head=None, body=None), None, None, None)
-        request = None if rejection.head is None else request_of(rejection.head)
-        body = None if rejection.body is None else rejection.body.decode("utf-8", "replace")
-        diagnosis = diagnose(rejection, self._sources, tries_secrets=is_sample)
-        return ShownRejection(rejection, request, body, diagnosis)
+            return [ShownRejection(replace(one, head=None, body=None), None, None, None) for one in mine]
+        sources = {**await self._read_stored_sources({one.source for one in mine}), **self._sources}
+        accounts = await self._read_rejecting(mine, sources)
+        return [
+            _show_rejection(one, diagnose(one, sources, account=accounts.get(one.id), tries_secrets=n < DIAGNOSED))
+            for n, one in enumerate(mine)
+        ]
+
+    async def _read_stored_sources(self, names: Collection[str]) -> dict[str, Source]:
+        """Return those of these sources that are stored and can be used here, as far as this viewer sees them."""
+        made: dict[str, Source] = {}
+        meant = sorted(name for name in names if name not in self._inbox.sources)
+        for one in await self._store.find_definitions(Noun.source, meant) if meant else ():
+            if one.is_enabled and self._sees_stored(one):
+                with suppress(ConfigError, Undecryptable):
+                    made[one.name] = stored.source_from(self._inbox.vault, one)
+        return made
+
+    async def _read_rejecting(
+        self, rejections: Sequence[Rejection], sources: Mapping[str, Source]
+    ) -> dict[ArrivalId, Source]:
+        """Return the sources at whose accounts' addresses arrivals were rejected, as they are there now."""
+        named: dict[ArrivalId, tuple[Source, str]] = {}
+        for one in rejections:
+            known = sources.get(one.source)
+            if known is not None and (account := read_account(one, known)) is not None:
+                named[one.id] = known, account
+        found = await self._store.find_accounts({account for _, account in named.values()}) if named else {}
+        made: dict[ArrivalId, Source] = {}
+        for id_, (source, name) in named.items():
+            definition = found.get(name)
+            if definition is None or definition.name != name or not definition.is_enabled:
+                continue  # an alias is no address
+            owner = account_from(self._inbox.vault, definition)
+            secrets = read_secrets(owner.secrets.get(source.name, [])) if owner.has_secret(source) else None
+            made[id_] = source.of_account(owner.id, secrets)
+        return made
 
     async def rejection_counts(self) -> list[tuple[str, str, str]]:
         """Return source, code and reason of the rejections that are kept, newest first."""
@@ -1311,7 +1363,7 @@ class Admin:
         counts = await self._count_of()
         names = {*self._destinations, *counts}
         if self.scope.accounts is not None:
-            names |= {one.name for one in await self._list_stored("destination", None, MOST_STORED)}
+            names |= {one.name for one in await self._list_stored("destination", "", MOST_STORED)}
         owned = await self._find_owned(names)
         return {
             name: _only(levels.get(name, Level()) if name in owned else Level(), counts.get(name, {})) for name in names
@@ -1353,6 +1405,28 @@ class Admin:
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
         """Audit an act that the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
+
+
+def _show_rejection(rejection: Rejection, diagnosis: str | None) -> ShownRejection:
+    request = None if rejection.head is None else request_of(rejection.head)
+    body = None if rejection.body is None else rejection.body.decode("utf-8", "replace")
+    return ShownRejection(rejection, request, body, diagnosis)
+
+
+def place_behind(stored: str | None, after: str | None, count: int) -> str:
+    """Return the place behind the last of `count` definitions that were listed from `after` on: the name of a stored
+    one; the number of those of file and program, where it is one of these. No stored name begins with `@`."""
+    return f"@{(_read_place(after) or 0) + count}" if stored is None else stored
+
+
+def _read_place(after: str | None) -> int | None:
+    """Return how many definitions of file and program come before a place; None where all do. Raises BadRequest."""
+    if after is None or after.startswith("@"):
+        number = "0" if after is None else after[1:]
+        if not number.isdigit() or len(number) > 9:
+            raise BadRequest("This is no place in this list.")
+        return int(number)
+    return None
 
 
 def _is_testable(destination: Destination) -> TypeGuard[TestableDestination]:

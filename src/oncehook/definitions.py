@@ -17,13 +17,26 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from oncehook import clock
+from oncehook.destinations import registry
 from oncehook.destinations.base import Destination
 from oncehook.errors import ConfigError, Overloaded, SignatureInvalid, StoreUnavailable, Undecryptable
 from oncehook.human import seconds
 from oncehook.ingest import Lookup
 from oncehook.logs import ration
-from oncehook.model import DefinitionChange, DefinitionChanges, Noun, StoredDefinition, address_hash
+from oncehook.media import MediaDestination, MediaRoute
+from oncehook.model import (
+    DefinitionChange,
+    DefinitionChanges,
+    Noun,
+    StoredDefinition,
+    StoredEvent,
+    address_hash,
+    media_destination,
+    media_source,
+)
 from oncehook.routes import Route, subscribers
 from oncehook.settings import stored
 from oncehook.settings.stored import Vault
@@ -49,6 +62,9 @@ BLOCKING_FRESH: Final = 0.5
 
 CATCH_UP: Final = 1.0
 """Seconds after which a change counts everywhere."""
+MOST_SENDERS: Final = 200
+"""Stored destinations that are looked through for the credentials of media."""
+
 AGAIN: Final = 0.1
 """Seconds after which the store is asked again, where it did not answer."""
 
@@ -77,11 +93,15 @@ class DefinitionsHost(Protocol):
     def note_source(self, source: Source) -> None:
         """Note a stored source that was loaded."""
 
+    async def keep_stored_media(self, event: StoredEvent) -> None:
+        """Fetch and keep the files of an event of a stored source, as it is defined now. Raises MediaFailed where it
+        keeps none any more."""
+
 
 class StoredSource:
     """A stored source that is loaded, with its routes."""
 
-    __slots__ = ("_definitions", "error", "is_retired", "name", "source")
+    __slots__ = ("_definitions", "error", "is_retired", "media", "name", "source")
 
     def __init__(
         self, definitions: Definitions, name: str, source: Source | None, error: StoreUnavailable | None = None
@@ -89,6 +109,8 @@ class StoredSource:
         self._definitions = definitions
         self.name = name
         self.source = source
+        self.media: MediaRoute | None = None
+        """The route of its events that refer to files, where it keeps them."""
         self.error = error
         """Why it cannot be used: its key is missing, or its settings do not hold any more."""
         self.is_retired = False
@@ -243,6 +265,7 @@ class Definitions:
                 self._mark(change.address)
             if (path := self._paths.get(change.name)) is not None:
                 self._drop_source(path, is_over=not change.is_enabled)
+            self._host.note_changed([])  # it may be the first one that keeps media, for which somebody must work
         elif change.noun is Noun.destination:
             self._host.note_changed([change.id])
             for source in {*self._reaches.get(change.name, ()), *([change.source] if change.source else [])}:
@@ -355,7 +378,7 @@ class Definitions:
             rows = await self._host.store.find_sources(list(addresses))
             if not self.is_current:
                 raise StoreUnavailable("Changes of definitions cannot be learnt of now.")
-            found = {one.address: one for one in rows if one.noun is Noun.source}
+            found = {one.address: one for one in await self._register_media(rows) if one.noun is Noun.source}
             routes: dict[str, list[StoredDefinition]] = {}
             for one in rows:
                 if one.source is not None:
@@ -367,6 +390,14 @@ class Definitions:
                 if changed and (address in changed or (definition is not None and definition.name in changed)):
                     continue  # it changed while it was read: the next batch reads it again
                 self._decide(path, address, definition, () if definition is None else routes.get(definition.name, ()))
+
+    async def _register_media(self, rows: Sequence[StoredDefinition]) -> Sequence[StoredDefinition]:
+        """Give the destinations that keep media their ids: once for each source, when it is first loaded."""
+        new = [one.name for one in rows if one.noun is Noun.source and one.media_id is None and keeps_media(one)]
+        if not new:
+            return rows
+        ids = (await self._host.store.register_names((), map(media_destination, new))).destinations
+        return [replace(one, media_id=ids[media_destination(one.name)]) if one.name in new else one for one in rows]
 
     def _decide(
         self, path: str, address: bytes, definition: StoredDefinition | None, routes: Sequence[StoredDefinition]
@@ -395,28 +426,34 @@ class Definitions:
             kept = StoredSource(self, name, None, StoreUnavailable(f"{name} cannot be used now."))
         else:
             kept = StoredSource(self, name, source)
+            if source.settings.media is not None and source.base.media_api is not None:
+                assert definition.media_id is not None, "it was registered"
+                to = media_destination(name)
+                kept.media = MediaRoute(name, to, source.base.media_api, destination_id=definition.media_id)
             self._host.note_source(source)
-            self._add_routes(name, routes, source.base.coalesce)
         self._sources[path] = kept
         self._paths[name] = path
+        if kept.source is not None:
+            self._add_routes(name, routes, kept.source.base.coalesce)
         while len(self._sources) > MOST_SOURCES:
             self._drop_source(next(iter(self._sources)), is_over=False)
         return kept
 
-    async def find_source(self, name: str) -> Source | None:
-        """Return a source by its name: the inbox's own, or a stored one that is enabled. Raises StoreUnavailable."""
+    async def find_source(self, name: str, *, is_enabled: bool = True) -> Source | None:
+        """Return a source by its name: the inbox's own, or a stored one that is enabled; without `is_enabled`, also a
+        disabled one. Raises StoreUnavailable."""
         if (own := self._host.sources.get(name)) is not None or (self._is_running and not self.version):
             return own
         if (path := self._paths.get(name)) is not None:
             return await self.find_source_at(path)
         (definition,) = await self._host.store.find_definitions(Noun.source, [name]) or (None,)
-        if definition is None or not definition.is_enabled:
+        if definition is None or (is_enabled and not definition.is_enabled):
             return None
         try:
             made = stored.source_from(self._host.vault, definition)
         except (ConfigError, Undecryptable) as error:
             raise StoreUnavailable(str(error), hint=error.hint) from None
-        return await self.find_source_at(made.path) if self._is_running else made
+        return await self.find_source_at(made.path) if self._is_running and definition.is_enabled else made
 
     async def find_source_at(self, path: str) -> Source | None:
         """Return the stored source at a path. Raises StoreUnavailable."""
@@ -479,6 +516,8 @@ class Definitions:
                 except ConfigError as error:
                     fields = {"route": one.name, "error": str(error)}
                     ration.log(log, logging.ERROR, "route.unusable", fields, kind=one.name)
+        if (path := self._paths.get(source)) is not None and (media := self._sources[path].media) is not None:
+            made.append(media)
         if made:
             self.routes[source] = made
 
@@ -506,7 +545,27 @@ class Definitions:
                 built = self._build_destination(definition)
                 if built is not None:
                     made[definition.id] = built
+        if others := [id_ for id_ in ids if id_ not in made]:
+            for id_, name in (await self._host.store.find_destination_names(others)).items():
+                if (source := media_source(name)) is not None and name not in self._host.destinations:
+                    made[id_] = self._build_media(name, source, id_)
         return made
+
+    def _build_media(self, name: str, source: str, id_: int) -> Destination:
+        """Build the destination that keeps the media of a stored source. It has no settings of its own, and reads those
+        of the source at each attempt; also for one that is gone, so that what waits ends as a dead letter."""
+        made = MediaDestination(name, source, self._host.keep_stored_media)
+        made.id = id_
+        return made
+
+    async def find_senders(self, account: str | None) -> list[Destination]:
+        """Return the stored destinations of an account that are no URLs; None: of those without an account, as far as
+        they are among the first MOST_SENDERS destinations by name."""
+        if not self.version:
+            return []
+        found = await self._host.store.list_definitions(Noun.destination, account=account, limit=MOST_SENDERS)
+        meant = [one for one in found if one.account == account and one.is_enabled and _is_sender(one)]
+        return [made for one in meant if (made := self._build_destination(one)) is not None]
 
     async def find_destinations(self, names: Collection[str]) -> dict[str, Destination]:
         """Return those of these destinations that are the inbox's own, or stored, disabled ones too."""
@@ -516,6 +575,11 @@ class Definitions:
             return own
         rows = await self._host.store.find_definitions(Noun.destination, others)
         made = {row.name: self._build_destination(row) for row in rows}
+        if keeping := [source for name in others if (source := media_source(name)) is not None]:
+            for row in await self._host.store.find_definitions(Noun.source, keeping):
+                if row.media_id is not None:
+                    to = media_destination(row.name)
+                    made[to] = self._build_media(to, row.name, row.media_id)
         return {**own, **{name: one for name, one in made.items() if one is not None}}
 
     def _build_destination(self, definition: StoredDefinition) -> Destination | None:
@@ -539,3 +603,12 @@ class Definitions:
 
         timer = asyncio.get_running_loop().call_later(wait, forget)
         self._timers.add(timer)
+
+
+def keeps_media(definition: StoredDefinition) -> bool:
+    """Tell whether a stored source keeps the files that its events refer to."""
+    return "media" in stored.show(definition)
+
+
+def _is_sender(definition: StoredDefinition) -> bool:
+    return not stored.show(definition).keys().isdisjoint(registry.names())

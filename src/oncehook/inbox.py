@@ -31,10 +31,12 @@ from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.human import nearest, suggest
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
 from oncehook.media import (
+    MOST,
     KeptMedia,
     MediaAccess,
     MediaApi,
     MediaDestination,
+    MediaFailed,
     MediaKeeper,
     MediaRoute,
     read_token,
@@ -44,6 +46,7 @@ from oncehook.model import (
     AnyHeaders,
     Arrival,
     BreakerChange,
+    Category,
     Check,
     DefinitionChanges,
     EventId,
@@ -608,13 +611,13 @@ class Inbox:
     # -- definitions that are stored while it runs ---------------------------------------------
 
     def note_changed(self, destination_ids: Collection[int] | None) -> None:
-        """Have the worker load stored destinations anew; begin to work where they are the first ones."""
+        """Have the worker load stored destinations anew; begin to work where there was nothing to work for before."""
         parts = self._parts
         if parts.worker is not None:
             if parts.load_by is not None:
                 parts.worker.load_by(parts.load_by)
             parts.worker.forget(destination_ids)
-        elif parts.build_worker is not None and destination_ids and not parts.draining:
+        elif parts.build_worker is not None and destination_ids is not None and not parts.draining:
             worker = parts.worker = parts.build_worker()
             if parts.load_by is not None:
                 worker.load_by(parts.load_by)
@@ -688,39 +691,82 @@ class Inbox:
     # -- media ---------------------------------------------------------------------------------
 
     def media_keeper(self, source: str) -> MediaKeeper | None:
-        """Return what fetches and keeps the files of a source's events; None where its preset knows no files."""
+        """Return what fetches and keeps the files of events of one of its own sources; None where the preset knows no
+        files."""
         known = self.sources.get(source)
-        api = None if known is None else known.base.media_api
-        if known is None or api is None:
+        if known is None or known.base.media_api is None:
             return None
         if source not in self._keepers:
-            settings = known.settings.media or read_program(MediaSettings, ("source", source, "media"), {})
-            self._keepers[source] = MediaKeeper(
-                api,
-                lambda: self.bodies,
-                lambda: self.store,
-                lambda: self._media_access(known, api, settings),
-                most=settings.max_size,
-                types=settings.types,
-                allow_private=settings.allow_private,
-            )
+            self._keepers[source] = self._build_keeper(known, known.base.media_api)
         return self._keepers[source]
 
-    def _media_access(self, source: Source, api: MediaApi, settings: Any) -> MediaAccess:
-        """Return what a source's files are fetched with: its own settings, or those of a sender of the same API."""
+    def _build_keeper(self, source: Source, api: MediaApi) -> MediaKeeper:
+        settings = source.settings.media or read_program(MediaSettings, ("source", source.name, "media"), {})
+        is_customers = source.account is not None and source.name not in self.sources
+        return MediaKeeper(
+            api,
+            lambda: self.bodies,
+            lambda: self.store,
+            lambda account: self._media_access(source, api, settings, account),
+            account=source.account,
+            # A customer may define it, and a file is read into memory.
+            most=min(settings.max_size, MOST) if is_customers else settings.max_size,
+            types=settings.types,
+            allow_private=settings.allow_private,
+        )
+
+    async def _media_access(
+        self, source: Source, api: MediaApi, settings: Any, account: str | None = None
+    ) -> MediaAccess:
+        """Return what a source's files are fetched with: its own settings, or those of a sender of the same API.
+
+        An account's source uses senders of this account alone; any other, those of the event's account, then those of
+        nobody.
+        """
         token, url = settings.token, settings.url
-        for destination in self.destinations.values():
-            theirs, key, address = getattr(destination, "media_access", ("", None, None))
-            if theirs == api.api and token is None:
-                token, url = key, url or (address if "url" in api.needs else None)
+        # Whoever defines a stored source names any address; only a token that is given with it may go there.
+        if token is None and (url is None or source.name in self.sources):
+            accounts = [source.account] if source.account is not None else list(dict.fromkeys([account, None]))
+            for owner in accounts:
+                if (found := await self._find_access(api, owner)) is not None:
+                    token, address = found
+                    url = url or (address if "url" in api.needs else None)
+                    break
         if token is None and api.signs_with_token and source.secrets:
             token = source.secrets[0].decode("ascii", "replace")
         return MediaAccess(read_token(token), url)
 
+    async def _find_access(self, api: MediaApi, account: str | None) -> tuple[Any, str] | None:
+        """Return key and address of a sender of an API that belongs to an account; None: to nobody."""
+        own = [one for one in self.destinations.values() if one.terms.account == account]
+        for destination in chain(own, await self.definitions.find_senders(account)):
+            theirs, key, address = getattr(destination, "media_access", ("", None, ""))
+            if theirs == api.api and key is not None:
+                return key, address
+        return None
+
     async def keep_media(self, event: StoredEvent) -> list[KeptMedia]:
         """Return the files that an event refers to; those that are not kept yet are fetched from their provider."""
-        keeper = self.media_keeper(event.source)
-        return [] if keeper is None else await keeper.keep(event)
+        if (keeper := self.media_keeper(event.source)) is not None:
+            return await keeper.keep(event)
+        source = await self.definitions.find_source(event.source, is_enabled=False)
+        return [] if source is None else await self._keep_media(source, event)
+
+    async def keep_stored_media(self, event: StoredEvent) -> None:
+        source = await self.definitions.find_source(event.source, is_enabled=False)
+        if source is None or source.settings.media is None:
+            raise MediaFailed("its source keeps no media any more", Category.permanent)
+        await self._keep_media(source, event)
+
+    async def _keep_media(self, source: Source, event: StoredEvent) -> list[KeptMedia]:
+        """Keep the files of an event of a source that may change at any time: nothing of it is remembered."""
+        if source.base.media_api is None:
+            return []
+        keeper = self._build_keeper(source, source.base.media_api)
+        try:
+            return await keeper.keep(event)
+        finally:
+            await keeper.close()
 
     def _route_media(self) -> None:
         """Add the destination that keeps media, and its route, for each source that asks for it."""
@@ -735,8 +781,8 @@ class Inbox:
                 )
             keeper = self.media_keeper(source.name)
             assert keeper is not None, "its settings were checked"
-            self.add_destination(MediaDestination(name, source.name, keeper))
-            self.routes.append(MediaRoute(source.name, name, keeper))
+            self.add_destination(MediaDestination(name, source.name, keeper.keep, keeper.close))
+            self.routes.append(MediaRoute(source.name, name, keeper.api))
 
     def wind_down(self) -> None:
         """Begin to stop: report not ready, and begin no new attempts."""

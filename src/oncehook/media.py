@@ -11,7 +11,7 @@ import asyncio
 import fnmatch
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from oncehook.errors import BodyMissing, ConfigError, OncehookError
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.urls import read_url
 from oncehook.human import show_size
-from oncehook.model import Arrival, Category, EventId, Item, Lease, StoredEvent, StoredMedia, digest
+from oncehook.model import Arrival, Category, Item, Lease, StoredEvent, StoredMedia, digest
 from oncehook.retry import Policy, retry_after
 from oncehook.routes import Route
 from oncehook.secret import Secret
@@ -144,6 +144,14 @@ class MediaApi(ABC):
         """Return the bytes of a file. Raises MediaFailed or Unanswered."""
 
 
+def find_files(api: MediaApi, body: bytes) -> list[MediaItem]:
+    """Return the files that a body refers to; none for a body of another shape."""
+    try:
+        return api.find(body)
+    except Exception:
+        return []
+
+
 class KeptMedia:
     """A file of an event, as a handler gets it."""
 
@@ -175,17 +183,20 @@ class MediaKeeper:
         api: MediaApi,
         bodies: Callable[[], Bodies],
         store: Callable[[], Store],
-        access: Callable[[], MediaAccess],
+        access: Callable[[str | None], Awaitable[MediaAccess]],
         *,
+        account: str | None = None,
         most: int = MOST,
         types: Sequence[str] = TYPES,
         allow_private: bool | Sequence[Network] = False,
     ) -> None:
-        """`access` is asked before each fetch, because a token may be rotated."""
+        """`access` is asked before each fetch, because a token may be rotated, with the account of the event.
+        `account`: that of all events of the source, where it is fixed."""
         self.api = api
         self._bodies = bodies
         self._store = store
         self._access = access
+        self._account = account
         self._most = most
         self._types = tuple(types)
         self._allow_private = allow_private
@@ -193,10 +204,7 @@ class MediaKeeper:
 
     def find(self, body: bytes) -> list[MediaItem]:
         """Return the files that a body refers to; none for a body of another shape."""
-        try:
-            return self.api.find(body)
-        except Exception:
-            return []
+        return find_files(self.api, body)
 
     async def keep(self, event: StoredEvent) -> list[KeptMedia]:
         """Return the files of an event; those that are not kept yet are fetched and kept.
@@ -206,16 +214,19 @@ class MediaKeeper:
         kept = {one.n: one for one in await self._store().media_of(event.id)}
         for n, item in enumerate(self.find(event.body)):
             if n not in kept:
-                kept[n] = await self._keep(event.id, n, item)
+                kept[n] = await self._keep(event, n, item)
         return [KeptMedia(self, one) for _, one in sorted(kept.items())]
 
-    async def _keep(self, event_id: EventId, n: int, item: MediaItem) -> StoredMedia:
+    async def _keep(self, event: StoredEvent, n: int, item: MediaItem) -> StoredMedia:
+        if self._account is not None and event.account != self._account:
+            # A source of this name was made anew for somebody else, whose token and address these are.
+            raise MediaFailed("its source belongs to another account now", Category.permanent)
         kind = item.type.partition(";")[0].strip().lower()
         if not any(fnmatch.fnmatchcase(kind, pattern) for pattern in self._types):
             raise MediaFailed(f"files of the type {kind[:100]!r} are not kept", Category.permanent)
         content = item.content
         if content is None:
-            content = await self._fetch(item)
+            content = await self._fetch(item, event.account)
         if len(content) > self._most:
             raise MediaFailed(f"it is larger than {show_size(self._most)}", Category.permanent)
         found = await asyncio.to_thread(hashlib.sha256, content)
@@ -224,12 +235,12 @@ class MediaKeeper:
         sealed = await asyncio.to_thread(self._store().cipher.encrypt, content, "media", _row(media.digest))
         # Written although it may be there: then it is young, and the sweep leaves it alone until the row refers to it.
         await objects.put(await self._name(media.digest), sealed)
-        if not await self._store().keep_media(event_id, media):
+        if not await self._store().keep_media(event.id, media):
             raise MediaFailed("its event is gone", Category.permanent)
         return media
 
-    async def _fetch(self, item: MediaItem) -> bytes:
-        access = self._access()
+    async def _fetch(self, item: MediaItem, account: str | None = None) -> bytes:
+        access = await self._access(account)
         for field in self.api.needs:
             if getattr(access, field) is None:
                 raise MediaFailed(f"media.{field} of its source is not set", Category.permanent)
@@ -311,12 +322,12 @@ class MediaRoute(Route):
 
     is_ordered = False
 
-    def __init__(self, source: str, destination: str, keeper: MediaKeeper) -> None:
-        super().__init__(source, destination, when={"type": list(keeper.api.types)})
-        self._keeper = keeper
+    def __init__(self, source: str, destination: str, api: MediaApi, *, destination_id: int = 0) -> None:
+        super().__init__(source, destination, destination_id=destination_id, when={"type": list(api.types)})
+        self._api = api
 
     def matches(self, arrival: Arrival, item: Item) -> bool:
-        return super().matches(arrival, item) and bool(self._keeper.find(item.body))
+        return super().matches(arrival, item) and bool(find_files(self._api, item.body))
 
 
 class MediaDestination:
@@ -325,22 +336,31 @@ class MediaDestination:
     kind = "media"
     crash_tolerance = 3
 
-    def __init__(self, name: str, source: str, keeper: MediaKeeper) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        keep: Callable[[StoredEvent], Awaitable[object]],
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`keep` fetches and keeps the files of an event."""
         self.name = name
         self.id = 0
         self.terms = Terms(retry=RETRIES, timeout=TIMEOUT + 5, concurrency=4)
         self.address = f"media of {source}"
-        self.keeper = keeper
+        self._keep = keep
+        self._close = close
 
     async def open(self) -> None:
         """Do nothing: the first fetch opens the client."""
 
     async def close(self) -> None:
-        await self.keeper.close()
+        if self._close is not None:
+            await self._close()
 
     async def attempt(self, lease: Lease) -> Result:
         try:
-            await self.keeper.keep(lease.event)
+            await self._keep(lease.event)
         except asyncio.CancelledError:
             raise
         except Exception as error:

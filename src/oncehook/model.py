@@ -1423,6 +1423,22 @@ class StoredDefinition(msgspec.Struct, frozen=True):
     """Of a route: its destination is disabled."""
     led_to: str | None = None
     """Of a route: the settings of its destination, where that is stored."""
+    media_id: int | None = None
+    """Of a source: the id of the destination that keeps its media (`media_destination`), once there is one."""
+
+
+_MEDIA: Final = ".media"
+
+
+def media_destination(source: str) -> str:
+    """Return the name of the destination that keeps the media of a stored source. No stored destination can be called
+    so: whoever may define destinations must not get the deliveries of another's source."""
+    return source + _MEDIA
+
+
+def media_source(destination: str) -> str | None:
+    """Return the stored source whose media a destination keeps; None for any other destination."""
+    return destination.removesuffix(_MEDIA) if destination.endswith(_MEDIA) else None
 
 
 class DefinitionWrite(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from oncehook.errors import Encoded, KeyConflict, KeyRequired, TooLarge, TooManyHops
 from oncehook.human import nearest, show_size, show_span
-from oncehook.model import Arrival, Rejection, pack_head, unpack_head
+from oncehook.model import Arrival, Rejection, is_account_id, pack_head, unpack_head
+from oncehook.secret import OldSecret
 from oncehook.sources import Source
 from oncehook.verify import Either, Nothing, Scheme
 from oncehook.verify.schemes import ALGORITHMS, Signature, is_public
@@ -77,14 +78,34 @@ def keep_bytes(source: Source, arrival: Arrival) -> tuple[bytes, bytes | None]:
 # -- why it was rejected -----------------------------------------------------------------------
 
 
-def diagnose(rejection: Rejection, sources: Mapping[str, Source], *, tries_secrets: bool = True) -> str | None:
+def read_account(rejection: Rejection, source: Source) -> str | None:
+    """Return the account that the address of an arrival names; None where it names none, or that was not kept."""
+    if rejection.head is None or not source.has_accounts_by_address:
+        return None
+    account = read_arrival(rejection).path.rpartition("/")[2]
+    return account if is_account_id(account) else None
+
+
+def diagnose(
+    rejection: Rejection,
+    sources: Mapping[str, Source],
+    *,
+    account: Source | None = None,
+    tries_secrets: bool = True,
+) -> str | None:
     """Return why an arrival was rejected and what to do, as far as it can be told; None where nothing is known.
 
     `sources` are those that the reader sees: only their names are suggested, and only their secrets are tried.
+    `account` is its source as it is at the address of the account that it came to (`read_account`).
     """
     source = sources.get(rejection.source)
     if source is None:
         return _diagnose_unknown(rejection, sources)
+    if rejection.reason == "unknown source":
+        return _diagnose_later(source)
+    if account is None and (named := read_account(rejection, source)) is not None:
+        return f"The account {named} is not there any more, or disabled: nobody can send to its address."
+    source = account or source
     if rejection.code in _BY_CODE:
         return _BY_CODE[rejection.code](rejection, source)
     if rejection.reason in _BY_REASON:
@@ -123,6 +144,13 @@ def _diagnose_unknown(rejection: Rejection, sources: Mapping[str, Source]) -> st
     return f"No source has the address /in/{rejection.source}. {hint}"
 
 
+def _diagnose_later(source: Source) -> str:
+    """Return why nothing was found at the address of a source that is there now."""
+    if source.has_accounts_by_address:
+        return "Its address names no account that was there. Check what comes after the source's own address."
+    return "This source was not there then, or disabled."
+
+
 def _shown_scheme(scheme: Scheme, arrival: Arrival) -> Scheme:
     """Return the alternative whose signature the arrival has; the first one where it has none."""
     if not isinstance(scheme, Either):
@@ -159,6 +187,7 @@ _BY_REASON: Final = {
     "address not allowed": "The peer's address is not in ip_allow. Behind a proxy, trusted_proxies must name it.",
     "not a POST": "It was no POST, and this source knows no handshake.",
     "handshake": "The handshake has another token than verify_token, or none.",
+    "no secret for this account": "Neither the account nor the source has a secret. Give the account one.",
 }
 
 
@@ -223,7 +252,8 @@ def _diagnose_mismatch(
     rejection: Rejection, source: Source, scheme: Scheme, arrival: Arrival, others: Mapping[str, Source]
 ) -> str:
     if "body" not in source.scheme.covers and not isinstance(scheme, Signature):
-        return "The credential is not the one of this source. Compare the secret at the provider with the settings."
+        whose = f"account {source.account}, which has one of its own" if _has_own_secret(source) else "this source"
+        return f"The credential is not the one of {whose}. Compare the secret at the provider with the settings."
     length = next((value for name, value in arrival.headers if name == b"content-length"), b"")
     if length.isdigit() and int(length) != rejection.size:
         return (
@@ -249,20 +279,42 @@ def _fits(source: Source, arrival: Arrival, secrets: Sequence[bytes]) -> bool:
     if not secrets or isinstance(source.scheme, Nothing):
         return False
     try:
-        source.scheme.verifier(secrets, url=source.settings.public_url, tolerance=math.inf)(arrival)
+        source.scheme.verifier(secrets, url=source.signed_url, tolerance=math.inf)(arrival)
     except Exception:  # a wrong signature, a secret of another form, or an error in a check of the user's own
         return False
     return True
 
 
+def _has_own_secret(source: Source) -> bool:
+    """Tell whether this is a source at the address of an account that has a secret of its own for it."""
+    return source.template is not None and source.secrets != source.template.secrets
+
+
 def _diagnose_secret(source: Source, arrival: Arrival) -> str | None:
+    whose = f" of account {source.account}" if _has_own_secret(source) else ""
+    if (old := _find_ended(source, arrival)) is not None:
+        name = f"an old secret{whose}" if whose else old.name or "the old secret"
+        return f"Signed with {name}, which ended on {old.ends_at:%Y-%m-%d %H:%M} UTC. Update it at the provider."
+    if _fits(source, arrival, source.valid_secrets):
+        if source.has_accounts_by_address:
+            return "Signed with the secret of the source; the account that it was sent to may have one of its own."
+        return f"It fits a secret{whose} that is valid now: the settings were changed since."
+    if source.template is None or not whose:
+        return None
+    if _fits(source, arrival, source.template.secrets):
+        return (
+            f"Signed with the secret of the source, and account {source.account} has one of its own for it, which alone"
+            " counts at its address. Give the sender the secret of the account, or take it out of the account."
+        )
+    return None
+
+
+def _find_ended(source: Source, arrival: Arrival) -> OldSecret | None:
+    """Return the secret that has ended and that an arrival is signed with."""
     for old in source.old_secrets:
         value = old.value.encode() if isinstance(old.value, str) else old.value
         if value not in source.valid_secrets and _fits(source, arrival, [value]):
-            name = old.name or "the old secret"
-            return f"Signed with {name}, which ended on {old.ends_at:%Y-%m-%d %H:%M} UTC. Update it at the provider."
-    if _fits(source, arrival, source.valid_secrets):
-        return "It fits a secret that is valid now: the settings were changed since."
+            return old
     return None
 
 

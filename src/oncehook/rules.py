@@ -467,9 +467,9 @@ def compile_rule(name: str, spec: Spec) -> Rule | PythonRule | None:
         return None
     if callable(spec):
         return PythonRule(spec)
+    if isinstance(spec, Mapping) and name != "rank":
+        raise ConfigError(f"`{name}` takes places, not a table; only `rank` has one, with an order.", hint=ALLOWED)
     rule = Rule.parse(spec)
-    if rule.order is not None and name != "rank":
-        raise ConfigError(f"`{name}` takes places, not a table with an order; only `rank` has one.", hint=ALLOWED)
     if name == "key" and rule.constant:
         raise ConfigError(
             "A `key` made of literals alone would make every arrival a duplicate of the first.", hint=ALLOWED

@@ -191,6 +191,8 @@ class Source:
         self.standing = Standing()
         self.id = 0
         """Its id in the store; assigned at start."""
+        self.generation: str | None = None
+        """Of a stored source: when it was made. One that is deleted and made again has another."""
         self.guard: Callable[[], None] | None = None
         """Called before an arrival is taken and before it is acknowledged, where the source can end while the inbox
         runs. Raises Rejected, or StoreUnavailable."""
@@ -227,11 +229,17 @@ class Source:
         made.standing = Standing()
         made.account, made.template, made.has_accounts_by_address = account, self, False
         if secrets is not None or self.settings.public_url is not None:
-            url = None if self.settings.public_url is None else _with_account(self.settings.public_url, account)
             is_masked = made.body_masking is made.masking
-            made._compile_secrets(self.settings.secret if secrets is None else secrets, url, None)
+            made._compile_secrets(self.settings.secret if secrets is None else secrets, made.signed_url, None)
             made.body_masking = made.masking if is_masked else made.body_masking
         return made
+
+    @property
+    def signed_url(self) -> str | None:
+        """The URL that a provider signs: the one registered with it, followed by the account at whose address this
+        is."""
+        url: str | None = self.settings.public_url
+        return url if url is None or self.template is None else _with_account(url, self.account or "")
 
     def _compile_secrets(self, given: Sequence[Secret], url: str | None, signing: bytes | None) -> None:
         lasting = [secret.reveal() for secret in given if secret.until is None]

@@ -18,7 +18,7 @@ from oncehook import clock
 from oncehook.archive import Archive
 from oncehook.errors import StoreUnavailable
 from oncehook.human import show_span
-from oncehook.model import Level, Noun, StoredWorker
+from oncehook.model import Level, Noun, StoredWorker, media_source
 from oncehook.store.base import Store
 
 
@@ -259,5 +259,6 @@ async def strays(store: Store, known: Collection[str]) -> dict[str, int]:
     known = {*known, *(name for worker in workers for name in worker.destinations)}
     levels = await store.levels()
     waiting = {name: level.pending for name, level in levels.items() if level.pending and name not in known}
+    waiting = {name: count for name, count in waiting.items() if media_source(name) is None}  # every worker keeps media
     stored = await store.find_definitions(Noun.destination, waiting) if waiting else []
     return {name: count for name, count in waiting.items() if all(one.name != name for one in stored)}

@@ -128,6 +128,76 @@ async def test_the_sources_own_secret_is_not_an_accounts(served: Served) -> None
     assert (await served.post("/in/open/42", {"id": "1"}, "the secret of 42")).status == 200
 
 
+async def diagnosis_of(served: Served, path: str, secret: str) -> str:
+    """Why a request was rejected, as somebody with the right reads it."""
+    assert (await served.post(path, {"id": "1"}, secret)).status == 401
+    await served.inbox.write_counts(is_last=True)
+    [found] = await served.inbox.admin.rejections(1)
+    assert secret not in (found.diagnosis or "")
+    return found.diagnosis or ""
+
+
+async def test_a_source_that_is_made_again_does_not_revive_secrets(pair: tuple[Served, Served]) -> None:
+    served, other = pair
+    define = served.inbox.define
+    settings: dict[str, Any] = {"verify": SIGNED, "secret": OWN, "account": "address", "key": "$.id"}
+    await define.source("late", **settings)
+    await define.account("42", secrets={"late": "the secret of 42", "open": "another of 42"})
+    assert (await served.post("/in/late/42", {"id": "1"}, "the secret of 42")).status == 200
+    await define.change("source", "late", subject="$.who")
+    await define.disable("source", "late")
+    await define.enable("source", "late")
+    assert (await served.post("/in/late/42", {"id": "2"}, "the secret of 42")).status == 200, "it is the same source"
+    assert (await define.accounts.get("42")).secret_sources == ["late", "open"]
+    await define.delete("source", "late")
+    assert (await define.accounts.get("42")).secret_sources == ["open"]
+    assert [one.secret_sources for one in await define.accounts.all()] == [["open"]]
+    await define.source("late", **settings)
+    assert (await served.post("/in/late/42", {"id": "3"}, "the secret of 42")).status == 401
+    assert (await served.post("/in/late/42", {"id": "3"}, OWN)).status == 200
+    await until(lambda: _is(other.post("/in/late/42", {"id": "4"}, OWN), 200))
+    assert (await other.post("/in/late/42", {"id": "5"}, "the secret of 42")).status == 401
+    assert (await define.accounts.get("42")).secret_sources == ["open"]
+    with pytest.raises(NotFound):
+        await define.accounts.rotate("42", "late")
+    assert (await define.accounts.change("42", name="Ana")).secret_sources == ["open"]
+    made = await define.accounts.change("42", secrets={"late": "a new one of 42"})
+    assert made.secret_sources == ["late", "open"]
+    assert (await served.post("/in/late/42", {"id": "6"}, "a new one of 42")).status == 200
+    assert (await served.post("/in/open/42", {"id": "1"}, "another of 42")).status == 200
+
+
+async def _is(answer: Any, status: int) -> bool:
+    return bool((await answer).status == status)
+
+
+@pytest.mark.parametrize("kind", ["own", "stored"])
+async def test_the_diagnosis_knows_the_secret_of_the_account(served: Served, kind: str) -> None:
+    define = served.inbox.define
+    if kind == "stored":
+        await define.source("late", verify=SIGNED, secret=OWN, account="address", key="$.id")
+    name = {"own": "open", "stored": "late"}[kind]
+    await define.account("42", secrets={name: "the secret of 42"})
+    said = await diagnosis_of(served, f"/in/{name}/42", OWN)
+    assert "Signed with the secret of the source, and account 42 has one of its own" in said
+    assert "no secret known here" in await diagnosis_of(served, f"/in/{name}/42", "of nobody at all")
+    await define.accounts.rotate("42", name, overlap=0.2, secret="the next secret of 42")
+    await asyncio.sleep(0.3)
+    said = await diagnosis_of(served, f"/in/{name}/42", "the secret of 42")
+    assert "Signed with an old secret of account 42, which ended on" in said
+    assert "The header X-Signature is missing" in await diagnosis_of_unsigned(served, f"/in/{name}/42")
+    assert "names no account" in await diagnosis_of(served, f"/in/{name}/43", OWN)
+    await define.account("44")
+    assert "no secret known here" in await diagnosis_of(served, f"/in/{name}/44", "the secret of 42")
+
+
+async def diagnosis_of_unsigned(served: Served, path: str) -> str:
+    await served.client.post(path, b"{}", {})
+    await served.inbox.write_counts(is_last=True)
+    [found] = await served.inbox.admin.rejections(1)
+    return found.diagnosis or ""
+
+
 @pytest.mark.parametrize(
     "path",
     [

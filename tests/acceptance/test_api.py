@@ -1217,3 +1217,14 @@ def test_the_page_of_the_api_has_every_field_of_every_answer() -> None:
             continue
         [row] = re.findall(rf"^\| {endpoint.answer.__name__} \| (.*) \|$", page, re.MULTILINE)
         assert row == ", ".join(f"`{name}`" for name in endpoint.answer.__struct_fields__)
+
+
+def test_only_what_has_a_name_of_its_own_is_said_to_be_made_by_put() -> None:
+    page = (ROOT / "docs/reference/api.md").read_text()
+    for endpoint in ENDPOINTS:
+        if endpoint.method == "PUT":
+            [section] = re.findall(rf"^### `PUT {endpoint.path}`\n\n(.*?)(?=^#)", page, re.MULTILINE | re.DOTALL)
+            text = " ".join(section.split())
+            assert text.startswith(endpoint.summary)
+            makes = endpoint.path != "/routes/{name}"  # an id is given by POST
+            assert (endpoint.summary.startswith("Make"), "201 where it is new" in text) == (makes, makes)

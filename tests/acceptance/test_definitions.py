@@ -27,7 +27,8 @@ from oncehook.errors import (
 from oncehook.event import Event
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, Filter
+from oncehook.model import Arrival, Filter, RouteId, new_id
+from tests.acceptance.admin_house import call
 from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import CONFIG, Receiver
 from tests.acceptance.sink import Sink
@@ -142,6 +143,40 @@ async def _delivered(inbox: Inbox, count: int) -> None:
         if [one.status for one in found] == ["done"] * count:
             return
         await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
+async def test_lists_obey_their_limit_and_show_everything_once(engine: Engine, limit: int) -> None:
+    inbox = Inbox(engine.url)
+    for name in ("own-c", "own-a", "own-b"):
+        inbox.source(name, verify=OPEN)
+        inbox.destination(name, url="https://own.example/")
+        inbox.route(name, name)
+    app: Any = inbox.dashboard(authorize=lambda request: ("ann", "admin"))
+    async with running(engine, inbox):
+        routes = []
+        for name in ("stored-b", "stored-a"):
+            await inbox.define.source(name, verify=OPEN)
+            await inbox.define.destination(name, url="https://stored.example/")
+            routes.append((await inbox.define.route(name, name)).name)
+        names = ["own-c", "own-a", "own-b", "stored-a", "stored-b"]
+        for noun, field, whole in (
+            ("sources", "name", names),
+            ("destinations", "name", names),
+            ("routes", "id", [None, None, None, *sorted(routes)]),
+        ):
+            found: list[Any] = []
+            cursor = ""
+            while cursor is not None:
+                target = f"/api/v1/{noun}?limit={limit}&cursor={cursor}"
+                page = (await call(app, "GET", target, b"", {"host": "x"}, "127.0.0.1")).json
+                assert 0 < len(page["items"]) <= limit
+                found += page["items"]
+                cursor = page["next"]
+            assert [one[field] for one in found] == whole
+        assert [one["from"] for one in found[:3]] == names[:3]
+        wrong = base64.urlsafe_b64encode(b"source:@x").decode()
+        assert (await call(app, "GET", f"/api/v1/sources?cursor={wrong}", b"", {"host": "x"}, "::1")).status == 400
 
 
 async def test_emitted_events_follow_stored_routes(engine: Engine) -> None:
@@ -500,6 +535,8 @@ async def test_the_api_says_what_is_wrong(pair: tuple[Server, Server]) -> None:
     assert (put.status, put.json["settings"]) == (200, {"url": "https://other.example/"})
     put = await one.ask("PUT", "destinations/crm-2", {"url": "https://other.example/"})
     assert put.status == 201
+    unknown = await one.ask("PUT", f"routes/{RouteId(new_id())}", {"from": "trigger-4", "to": "crm"})
+    assert (unknown.status, unknown.json["code"]) == (404, "not_found")
 
 
 async def test_words_that_stand_for_a_secret_never_become_one(pair: tuple[Server, Server]) -> None:

@@ -126,6 +126,8 @@ async def test_destinations_are_connected_to_and_asked_nothing(tmp_path: Path) -
     assert "allow_private" in found["inside"]["detail"]
     assert "no answer within 3 s" in found["silent"]["detail"]
     assert "nothing is lost" in found["away"]["hint"]
+    assert "allow_private = true" in found["inside"]["hint"]
+    assert "dead letters at the first attempt" in found["inside"]["hint"], "no policy tries such an address again"
 
 
 async def test_tls_is_looked_at_and_the_app_counts(tmp_path: Path, certificate: certificates.Certificate) -> None:

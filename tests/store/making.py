@@ -36,6 +36,7 @@ from oncehook.model import (
     Settle,
     Settlement,
     StoredDelivery,
+    StoredEvent,
     StoredReplay,
     Verdict,
     digest,
@@ -96,6 +97,9 @@ class AdminOnly:
 
     def note_source(self, source: Source) -> None:
         """Nobody receives here."""
+
+    async def keep_stored_media(self, event: StoredEvent) -> None:
+        """Nothing is kept here."""
 
     def portal_link(self, account: str | int, *, name: str, expires: str | float) -> str:
         return portal.make_link(self.vault, account, name, expires)

@@ -26,6 +26,7 @@ from oncehook.rules import (
     Rules,
     Spec,
     bound_text,
+    compile_rule,
     header,
     key_text,
 )
@@ -538,6 +539,14 @@ def test_a_key_that_is_always_the_same_is_refused(spec: Spec) -> None:
 def test_only_a_rank_has_an_order() -> None:
     with pytest.raises(ConfigError, match="`key` takes places"):
         Rules(key={"of": "$.s", "order": ["a"]})
+
+
+@pytest.mark.parametrize("name", ["key", "subject", "type", "account"])
+def test_a_table_is_refused_in_the_name_of_its_setting(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compile_rule(name, {"a": 1})
+    assert f"`{name}` takes places, not a table" in str(caught.value)
+    assert "rank =" not in caught.value.hint
 
 
 # -- whatever comes ------------------------------------------------------------------------------

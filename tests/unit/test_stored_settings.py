@@ -151,14 +151,14 @@ def test_words_that_stand_for_a_secret_are_none(noun: Noun, given: dict[str, Any
     assert said in f"{error['error']}; {error['hint']}"
 
 
-@pytest.mark.parametrize("media", ["keep", {"url": "https://a.example"}, {"token": "a-token-1", "allow_private": True}])
-def test_media_that_reach_into_the_server_are_not_for_an_account(media: Any) -> None:
-    given = {**WHATSAPP, "secret": "my-secret-123", "media": media}
+def test_media_of_private_addresses_are_not_for_an_account() -> None:
+    given = {**WHATSAPP, "secret": "my-secret-123", "media": {"token": "a-token-1", "allow_private": True}}
     assert read_draft(Noun.source, "it", given).privileged == ["media"]
     with pytest.raises(Forbidden, match="media"):
         read_draft(Noun.source, "it", given, is_scoped=True)
-    own = {**WHATSAPP, "secret": "my-secret-123", "media": {"token": "a-token-of-ours"}}
-    assert read_draft(Noun.source, "it", own, is_scoped=True).privileged == []
+    for media in ("keep", {"token": "a-token-of-ours"}):
+        own = {**WHATSAPP, "secret": "my-secret-123", "media": media}
+        assert read_draft(Noun.source, "it", own, is_scoped=True).privileged == []
 
 
 def test_what_was_shown_and_is_given_back_keeps_its_secrets() -> None:

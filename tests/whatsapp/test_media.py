@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.errors import ConfigError
+from oncehook.errors import ConfigError, Forbidden, InvalidSettings
 from oncehook.media import KeptMedia, MediaFailed, sweep_media
 from oncehook.model import EventId, Filter, StoredDelivery
 from oncehook.presets._media import DialogMedia, EvolutionMedia, MetaMedia, TwilioMedia, WahaMedia
@@ -44,14 +44,16 @@ def make(address: str, tmp_path: Path, meta: MetaStandIn, media: Any = None, **o
     return inbox
 
 
-async def receive(inbox: Inbox, meta: MetaStandIn, file: bytes | None, kind: str = "image/png") -> EventId:
+async def receive(
+    inbox: Inbox, meta: MetaStandIn, file: bytes | None, kind: str = "image/png", source: str = "whatsapp"
+) -> EventId:
     """Have Meta send a message with a file, which it has; None: no longer."""
     hook = meta.message(from_=ANA, type=kind.partition("/")[0], mime_type=kind)
     id_ = hook.item[kind.partition("/")[0]]["id"]
     if file is not None:
         meta.uploads[id_] = Upload(id_, file, kind, None)
     [request] = meta.signed(hook)
-    receipt = await inbox.receive("whatsapp", request.headers, request.body)
+    receipt = await inbox.receive(source, request.headers, request.body)
     assert receipt.reply.status == 200, receipt.reply
     return EventId.parse(receipt.event_ids[0])
 
@@ -138,9 +140,9 @@ async def test_the_token_may_be_that_of_a_sender(tmp_path: Path, meta: MetaStand
     source = inbox.source("whatsapp", preset="whatsapp-cloud", secret=meta.secret, verify_token="hello", media="keep")
     keeper = inbox.media_keeper("whatsapp")
     assert keeper is not None
-    assert keeper._access().token is None
+    assert (await keeper._access(None)).token is None
     inbox.sender("answers", MetaCloud(meta.token, meta.phone_number_id, base_url=meta.url, allow_private=True))
-    assert keeper._access().token == meta.token
+    assert (await keeper._access(None)).token == meta.token
     assert source.settings.media.max_size == 100 << 20
 
 
@@ -173,6 +175,144 @@ def test_a_source_without_files_refuses_the_setting(tmp_path: Path) -> None:
         Inbox(f"sqlite:{tmp_path}/x.db").source("orders", preset="stripe", secret="whsec_x", media="keep")
     with pytest.raises(ConfigError, match='must be "keep"'):
         Inbox(f"sqlite:{tmp_path}/x.db").source("w", preset="twilio", secret="x" * 32, media="all")  # type: ignore[arg-type]
+
+
+# -- sources that are stored while everything runs -----------------------------------------------
+
+
+@pytest.fixture
+def secret_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCEHOOK_SECRET_KEY", KEY)
+
+
+def settings(meta: MetaStandIn, **media: Any) -> dict[str, Any]:
+    """A source as it is stored, with what its files are fetched with."""
+    given = {"token": meta.token, "url": f"{meta.url}/v23.0", "allow_private": True, **media}
+    return {"preset": "whatsapp-cloud", "secret": meta.secret, "verify_token": "hello", "media": given}
+
+
+async def settled(inbox: Inbox, status: str, count: int = 1) -> list[StoredDelivery]:
+    async with asyncio.timeout(20):
+        while [one.status for one in await deliveries(inbox)].count(status) < count:  # type: ignore[arg-type]
+            await asyncio.sleep(0.02)
+    return [one for one in await deliveries(inbox) if one.status == status]
+
+
+@pytest.mark.usefixtures("secret_key")
+async def test_a_stored_source_keeps_media(address: str, tmp_path: Path, meta: MetaStandIn) -> None:
+    """With a worker that had nothing to work for at its start."""
+    inbox = Inbox(address, bodies=str(tmp_path / "bodies"))
+    async with inbox.running():
+        await inbox.define.source("late", **settings(meta))
+        event_id = await receive(inbox, meta, PNG, source="late")
+        [delivery] = await settled(inbox, "done")
+        assert (delivery.destination, delivery.event_id) == ("late.media", event_id)
+        meta.uploads.clear()
+        [file] = await kept(inbox, event_id)
+        assert await file.read() == PNG
+        [request] = meta.signed(meta.message(from_=ANA, text="no file"))
+        await inbox.receive("late", request.headers, request.body)
+        assert len(await deliveries(inbox)) == 1
+        assert (await inbox.admin.pause("late.media", actor="ann")).state == "paused"
+        assert (await inbox.admin.resume("late.media", actor="ann")).kind == "media"
+        with pytest.raises(InvalidSettings):
+            await inbox.define.destination("late.media", url="https://elsewhere.example/")
+    again = Inbox(address, bodies=str(tmp_path / "bodies"))
+    async with again.running():  # also after a start
+        await receive(again, meta, PNG, source="late")
+        await settled(again, "done", 2)
+
+
+@pytest.mark.usefixtures("secret_key")
+async def test_another_process_keeps_the_media_of_a_stored_source(
+    address: str, tmp_path: Path, meta: MetaStandIn
+) -> None:
+    receiver, worker = (Inbox(address, bodies=str(tmp_path / "bodies")) for _ in range(2))
+    async with worker.running(), receiver.running(work=False):
+        await receiver.define.source("late", **settings(meta))
+        event_id = await receive(receiver, meta, PNG, source="late")
+        await settled(receiver, "done")
+        assert len(await kept(worker, event_id)) == 1
+
+
+@pytest.mark.usefixtures("secret_key")
+async def test_changes_of_a_stored_source_count_for_its_media(address: str, tmp_path: Path, meta: MetaStandIn) -> None:
+    inbox = Inbox(address, bodies=str(tmp_path / "bodies"))
+    got: list[bytes] = []
+
+    @inbox.on("other")
+    async def handle(event: Event) -> None:
+        got.extend([await file.read() for file in await event.media()])
+
+    async with inbox.running():
+        await inbox.define.source("late", **{**settings(meta), "media": None})
+        await receive(inbox, meta, PNG, source="late")
+        assert await deliveries(inbox) == [], "it keeps none"
+        await inbox.define.change("source", "late", media=settings(meta, token="wrong", types=["image/*"])["media"])
+        await receive(inbox, meta, PNG, source="late")
+        await settled(inbox, "dead")
+        await inbox.define.change("source", "late", media=settings(meta)["media"])
+        await inbox.define.route("late", "handle")
+        await receive(inbox, meta, PNG + b"2", source="late")
+        await settled(inbox, "done", 2)
+        assert got == [PNG + b"2"]
+        await inbox.admin.pause("late.media", actor="ann")
+        event_id = await receive(inbox, meta, PNG + b"3", source="late")
+        await settled(inbox, "done", 3)
+        await inbox.define.change("source", "late", media=None)
+        await inbox.admin.resume("late.media", actor="ann")
+        dead = await settled(inbox, "dead", 2)
+        assert any("keeps no media any more" in str(one.last_error) for one in dead), "it does not wait for ever"
+        await inbox.define.delete("source", "late")
+        event = await inbox.store.get_event(event_id)
+        assert event is not None
+        with pytest.raises(MediaFailed, match="keeps no media any more"):
+            await inbox.keep_stored_media(event)
+        assert await inbox.keep_media(event) == []
+
+
+@pytest.mark.usefixtures("secret_key")
+async def test_an_accounts_source_never_uses_the_token_of_another(
+    address: str, tmp_path: Path, meta: MetaStandIn
+) -> None:
+    inbox = Inbox(address, bodies=str(tmp_path / "bodies"))
+    for name, account in (("of-43", "43"), ("of-all", None)):
+        sender = MetaCloud(f"token-{name}", meta.phone_number_id, base_url=meta.url)
+        inbox.sender(name, sender, **({} if account is None else {"account": account}))
+    of_42: dict[str, Any] = {"whatsapp": {"api": "meta", "token": "token-of-42", "phone_number_id": "42"}}
+
+    async def token(source: str, account: str | None = None) -> str | None:
+        found = await inbox.definitions.find_source(source)
+        assert found is not None
+        assert found.base.media_api is not None
+        return (await inbox._build_keeper(found, found.base.media_api)._access(account)).token
+
+    async with inbox.running():
+        given = {**settings(meta), "media": "keep"}
+        await inbox.define.source("mine", **given, account="42")
+        await inbox.define.source("shared", **given, account="$.entry[0].id")
+        assert await token("mine", "42") is None
+        event_id = await receive(inbox, meta, PNG, source="mine")
+        [dead] = await settled(inbox, "dead")
+        assert (dead.event_id, dead.account) == (event_id, "42")
+        assert "media.token of its source is not set" in str(dead.last_error)
+        await inbox.define.destination("mine-too", **of_42, account="42")
+        assert await token("mine", "42") == "token-of-42"
+        assert await token("shared", "42") == "token-of-42"
+        assert await token("shared", "43") == "token-of-43"
+        assert await token("shared", "44") == await token("shared") == "token-of-all"
+        # Its address is the customer's word: no token goes there that was not given with it.
+        await inbox.define.change("source", "mine", media={"url": "https://evil.example"})
+        assert await token("mine", "42") is None
+        with pytest.raises(Forbidden, match="media"):
+            await inbox.define.by("customer", "42").change("source", "mine", media={"allow_private": True})
+        # Made anew by somebody else, it must not be asked for the files of the first one's events.
+        await inbox.define.delete("source", "mine")
+        await inbox.define.source("mine", **settings(meta), account="43")
+        event = await inbox.store.get_event(event_id)
+        assert event is not None
+        with pytest.raises(MediaFailed, match="another account"):
+            await inbox.keep_media(event)
 
 
 # -- what each provider's API is asked ---------------------------------------------------------

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # --help must not wait for what only completion needs
 PATIENCE: Final = 1.0
 """Seconds for one answer of the server."""
 MOST_IDS: Final = 30
+MOST_NAMES: Final = 200
 
 
 @contextlib.contextmanager
@@ -73,14 +74,14 @@ def _presets() -> list[str]:
 
 
 def _source_names(ctx: click.Context) -> list[str]:
-    if (found := _read(ctx, "sources")) is not None:
+    if (found := _read(ctx, "sources", limit=MOST_NAMES)) is not None:
         return [one["name"] for one in found]
     config = _config(ctx)
     return [*config.source] if config is not None and config.source else _presets()
 
 
 def _destination_names(ctx: click.Context) -> list[str]:
-    if (found := _read(ctx, "destinations")) is not None:
+    if (found := _read(ctx, "destinations", limit=MOST_NAMES)) is not None:
         return [one["name"] for one in found]
     config = _config(ctx)
     return [] if config is None else [*config.destination]
@@ -107,7 +108,7 @@ def complete_sample(ctx: click.Context, param: click.Parameter, incomplete: str)
     from oncehook import presets
 
     name = str(ctx.params.get("source") or "")
-    known = {one["name"]: one["preset"] for one in _read(ctx, "sources") or ()}
+    known = {one["name"]: one["preset"] for one in _read(ctx, "sources", limit=MOST_NAMES) or ()}
     if name not in known and (config := _config(ctx)) is not None and name in config.source:
         known[name] = config.source[name].preset
     preset = known.get(name, name)

@@ -190,7 +190,7 @@ def forward(api: Api, source: str, url: str, types: tuple[str, ...], timeout: fl
     What fails is not tried again, and the inbox does not notice.
     """
     feed = open_feed(api)
-    check_known(source, [one["name"] for one in api.get("sources")["items"]], "source")
+    check_known(source, [one["name"] for one in api.pages("sources")], "source")
     relay = Relay(api, source, url, types, timeout)
     with contextlib.suppress(KeyboardInterrupt):
         say([f"forwarding {source} to {url}; Ctrl-C ends", f"  secret  {relay.secret}"], err=True)

@@ -547,11 +547,22 @@ async def _reach(destination: HttpDestination) -> Check:
     try:
         tried = await destination.reach(REACH_SECONDS)
     except OncehookError as error:
-        hint = "Deliveries to it are tried again by its policy; nothing is lost."
-        return Check("reachable", True, f"{destination.name}: {error}", hint, warning=True)
+        return Check("reachable", True, f"{destination.name}: {error}", _advise(error), warning=True)
     finally:
         await destination.close()
     return Check("reachable", True, f"{destination.name}: {'connected' if tried else 'not tried, behind a proxy'}")
+
+
+def _advise(error: OncehookError) -> str:
+    """Return what becomes of deliveries to a destination that was not reached, and what to do."""
+    from oncehook.http_client import AddressForbidden, Untrusted
+
+    dead = "Until then its deliveries become dead letters at the first attempt; replay them afterwards."
+    if isinstance(error, AddressForbidden):
+        return f"If it is meant, set allow_private = true or to its network; otherwise correct the url. {dead}"
+    if isinstance(error, Untrusted):
+        return f"Renew the certificate there, or set ca to the file of its authority. {dead}"
+    return "Deliveries to it are tried again by its policy; nothing is lost."
 
 
 @click.command("health")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -284,8 +284,7 @@ def find_privileged(noun: Noun, read: Settings, reader: SettingsReader) -> list[
     if noun is Noun.source:
         found += ["path"] if read.path is not None else []
         found += ["verify"] if is_unverified(read) else []
-        # Without a token of its own it would use the server's.
-        found += ["media"] if read.media is not None and (read.media.allow_private or not read.media.token) else []
+        found += ["media"] if read.media is not None and read.media.allow_private else []
     if noun is Noun.destination:
         found += [key for key in ("allow_private", "allow_hosts", "ca") if getattr(read, key)]
         found += ["url"] if is_event_address(read.url) else []
@@ -374,7 +373,13 @@ def source_from(vault: Vault, definition: StoredDefinition) -> Source:
     """Build a stored source. Raises ConfigError, Undecryptable."""
     made = Source(definition.name, _read_stored(vault, definition))
     made.id = definition.id
+    made.generation = generation_of(definition)
     return made
+
+
+def generation_of(definition: StoredDefinition) -> str:
+    """Return what tells a definition from an earlier one of the same name, which was deleted."""
+    return definition.created_at.astimezone(UTC).isoformat()
 
 
 def destination_from(vault: Vault, definition: StoredDefinition) -> tuple[Destination, datetime | None]:

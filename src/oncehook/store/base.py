@@ -715,7 +715,10 @@ class ReadStore(Protocol):
         """Find like `find_routes`, on a thread, even before `open` (PostgreSQL). Raises StoreUnavailable."""
 
     async def find_destinations(self, ids: Collection[int]) -> list[StoredDefinition]:
-        """Return the destinations with these ids."""
+        """Return the stored destinations with these ids."""
+
+    async def find_destination_names(self, ids: Collection[int]) -> dict[int, str]:
+        """Return the names that have these ids, whatever defines them."""
 
     async def list_definitions(
         self, noun: Noun, *, account: str | None = None, after: str = "", limit: int = 50

@@ -55,7 +55,8 @@ SELECT d.noun, d.name, d.id, d.account, d.address, d.source, d.destination, d.se
     SELECT FROM definitions t WHERE t.noun = 'destination' AND t.name = d.destination AND NOT t.deleted
       AND NOT t.enabled),
   CASE d.noun WHEN 'route' THEN (
-    SELECT t.settings FROM definitions t WHERE t.noun = 'destination' AND t.name = d.destination AND NOT t.deleted) END
+    SELECT t.settings FROM definitions t WHERE t.noun = 'destination' AND t.name = d.destination AND NOT t.deleted) END,
+  CASE d.noun WHEN 'source' THEN (SELECT t.id FROM destinations t WHERE t.name = d.name || '.media') END
 FROM definitions d WHERE NOT d.deleted
 """
 _NAMED: Final = _COLUMNS + " AND d.noun = $1 AND d.name = ANY($2::text[]) ORDER BY d.name"
@@ -63,6 +64,7 @@ _AT: Final = _COLUMNS + " AND d.address IS NOT NULL AND d.address = ANY($1::uuid
 _FROM: Final = _COLUMNS + " AND d.source IS NOT NULL AND d.source = ANY($1::text[]) ORDER BY d.name"
 _TO: Final = _COLUMNS + " AND d.destination IS NOT NULL AND d.destination = ANY($1::text[]) LIMIT $2"
 _BY_ID: Final = _COLUMNS + " AND d.noun = 'destination' AND d.id = ANY($1::integer[])"
+_DESTINATION_NAMES: Final = "SELECT id, name FROM destinations WHERE id = ANY($1::integer[])"
 _LIST: Final = _COLUMNS + " AND d.noun = $1 AND d.name > $2 ORDER BY d.name LIMIT $3"
 _LIST_OF: Final = (
     _COLUMNS + " AND d.account IS NOT NULL AND d.account = $4 AND d.noun = $1 AND d.name > $2 ORDER BY d.name LIMIT $3"
@@ -316,6 +318,10 @@ class PostgresDefinitions(StorePart):
 
     async def find_destinations(self, ids: Collection[int]) -> list[StoredDefinition]:
         return await self._ask_definitions(_BY_ID, [Integers(list(ids))])
+
+    async def find_destination_names(self, ids: Collection[int]) -> dict[int, str]:
+        async with self.connection() as connection:
+            return dict(await fetch_all(connection, _DESTINATION_NAMES, [Integers(list(ids))]))
 
     async def list_definitions(
         self, noun: Noun, *, account: str | None = None, after: str = "", limit: int = 50

@@ -18,7 +18,8 @@ SELECT d.noun, d.name, d.id, d.account, d.address, d.source, d.destination, d.se
     SELECT 1 FROM definitions t WHERE t.noun = 'destination' AND t.name = d.destination AND NOT t.deleted
       AND NOT t.enabled),
   CASE d.noun WHEN 'route' THEN (
-    SELECT t.settings FROM definitions t WHERE t.noun = 'destination' AND t.name = d.destination AND NOT t.deleted) END
+    SELECT t.settings FROM definitions t WHERE t.noun = 'destination' AND t.name = d.destination AND NOT t.deleted) END,
+  CASE d.noun WHEN 'source' THEN (SELECT t.id FROM destinations t WHERE t.name = d.name || '.media') END
 FROM definitions d WHERE NOT d.deleted
 """
 _NAMED: Final = _COLUMNS + " AND d.noun = ?1 AND d.name IN (SELECT value FROM json_each(?2)) ORDER BY d.name"
@@ -26,6 +27,7 @@ _AT: Final = _COLUMNS + " AND d.address IS NOT NULL AND d.address = ?1"
 _FROM: Final = _COLUMNS + " AND d.source IS NOT NULL AND d.source IN (SELECT value FROM json_each(?1)) ORDER BY d.name"
 _TO: Final = _COLUMNS + " AND d.destination IS NOT NULL AND d.destination IN (SELECT value FROM json_each(?1)) LIMIT ?2"
 _BY_ID: Final = _COLUMNS + " AND d.noun = 'destination' AND d.id IN (SELECT value FROM json_each(?1))"
+_NAMES: Final = "SELECT id, name FROM destinations WHERE id IN (SELECT value FROM json_each(?1))"
 _LIST: Final = _COLUMNS + " AND d.noun = ?1 AND d.name > ?2 ORDER BY d.name LIMIT ?3"
 _LIST_OF: Final = (
     _COLUMNS + " AND d.account IS NOT NULL AND d.account = ?4 AND d.noun = ?1 AND d.name > ?2 ORDER BY d.name LIMIT ?3"
@@ -191,6 +193,10 @@ def find_destinations(connection: sqlite3.Connection, ids: Collection[int]) -> l
     return _read_all(connection, _BY_ID, (_list(ids),))
 
 
+def find_destination_names(connection: sqlite3.Connection, ids: Collection[int]) -> dict[int, str]:
+    return dict(connection.execute(_NAMES, (_list(ids),)).fetchall())
+
+
 def list_definitions(
     connection: sqlite3.Connection, noun: Noun, account: str | None, after: str, limit: int
 ) -> list[StoredDefinition]:
@@ -256,6 +262,7 @@ def _read(row: Sequence[Any]) -> StoredDefinition:
         changed_at=moment(row[12]),
         is_led_nowhere=bool(row[13]),
         led_to=row[14],
+        media_id=row[15],
     )
 
 

@@ -984,6 +984,9 @@ class SqliteReader:
     async def find_destinations(self, ids: Collection[int]) -> list[StoredDefinition]:
         return await self.read(lambda c: definitions.find_destinations(c, ids))
 
+    async def find_destination_names(self, ids: Collection[int]) -> dict[int, str]:
+        return await self.read(lambda c: definitions.find_destination_names(c, ids))
+
     async def list_definitions(
         self, noun: Noun, *, account: str | None = None, after: str = "", limit: int = 50
     ) -> list[StoredDefinition]:

@@ -45,7 +45,7 @@ from oncehook.web.api.request import (
     Sample,
     StartReplay,
     cursor,
-    next_stored,
+    next_definition,
     rate,
 )
 from oncehook.web.auth import Role
@@ -333,9 +333,12 @@ for _act, _state, _summary in (
     parameters=PAGED,
 )
 async def list_sources(call: ApiCall) -> Any:
-    limit = call.limit()
-    found = await call.admin.sources(after=call.after("source"), limit=limit)
-    return {"items": [_source(call, one) for one in found], "next": next_stored("source", found, limit)}
+    limit, after = call.limit(), call.after("source")
+    found = await call.admin.sources(after=after, limit=limit + 1)
+    return {
+        "items": [_source(call, one) for one in found[:limit]],
+        "next": next_definition("source", found, after, limit),
+    }
 
 
 def _source(call: ApiCall, shown: ShownSource) -> Any:
@@ -356,9 +359,9 @@ async def get_source(call: ApiCall) -> Any:
     parameters=PAGED,
 )
 async def list_destinations(call: ApiCall) -> Any:
-    limit = call.limit()
-    found = await call.admin.destinations(after=call.after("destination"), limit=limit)
-    return {"items": found, "next": next_stored("destination", found, limit)}
+    limit, after = call.limit(), call.after("destination")
+    found = await call.admin.destinations(after=after, limit=limit + 1)
+    return {"items": found[:limit], "next": next_definition("destination", found, after, limit)}
 
 
 @get("/destinations/{name}", schemas.Destination, "One destination.", refusals=(404,))
@@ -374,9 +377,9 @@ async def get_destination(call: ApiCall) -> Any:
     parameters=PAGED,
 )
 async def list_routes(call: ApiCall) -> Any:
-    limit = call.limit()
-    found = await call.admin.routes(after=call.after("route"), limit=limit)
-    return {"items": found, "next": next_stored("route", found, limit)}
+    limit, after = call.limit(), call.after("route")
+    found = await call.admin.routes(after=after, limit=limit + 1)
+    return {"items": found[:limit], "next": next_definition("route", found, after, limit)}
 
 
 @get("/routes/{name}", schemas.Route, "One stored route.", refusals=(404,))
@@ -390,6 +393,12 @@ _NOUNS: Final[Mapping[NounName, type[Body]]] = {
     "source": DefineSource,
     "destination": DefineDestination,
     "route": DefineRoute,
+}
+_REPLACE: Final = "give it these settings and no others"
+_PUT: Final[Mapping[NounName, str]] = {
+    "source": f"Make a source, or {_REPLACE}; a secret that is left out stays.",
+    "destination": f"Make a destination, or {_REPLACE}; a secret that is left out stays.",
+    "route": f"{_REPLACE.capitalize()}. Only POST makes a route, and its id.",
 }
 _DISCARD: Final = ("discard", "true: discard deliveries that still wait for it, and its dead letters, with it.")
 
@@ -447,7 +456,7 @@ for _noun, _shape in _NOUNS.items():
         "PUT",
         f"/{_noun}s/{{name}}",
         schemas.Defined,
-        f"Make a {_noun}, or give it these settings and no others; a secret that is left out stays.",
+        _PUT[_noun],
         Role.admin,
         body=_shape,
         refusals=(404, 409, 422),

@@ -17,7 +17,7 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from oncehook import human, payload
-from oncehook.admin import Admin
+from oncehook.admin import Admin, place_behind
 from oncehook.errors import BadRequest, ConfigError, NotFound
 from oncehook.human import suggest
 from oncehook.logs import plain
@@ -324,11 +324,13 @@ def cursor(kind: str, place: bytes | None) -> str | None:
     return None if place is None else base64.urlsafe_b64encode(kind.encode() + b":" + place).decode().rstrip("=")
 
 
-def next_stored(kind: str, found: Sequence[Any], limit: int) -> str | None:
-    """Return the cursor of a list of definitions; only stored ones are counted."""
-    stored = [one for one in found if one.origin == "store"]
-    last = stored[-1] if len(stored) == limit else None
-    return None if last is None else cursor(kind, (last.id if kind == "route" else last.name).encode())
+def next_definition(kind: str, found: Sequence[Any], after: str | None, limit: int) -> str | None:
+    """Return the cursor of a list of definitions, of which one more was asked for than is shown."""
+    if len(found) <= limit:
+        return None
+    last = found[limit - 1]
+    stored = (last.id if kind == "route" else last.name) if last.origin == "store" else None
+    return cursor(kind, place_behind(stored, after, limit).encode())
 
 
 def _bad_cursor() -> BadRequest:

@@ -21,7 +21,7 @@ from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
 from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.web.api import schemas
-from oncehook.web.api.request import cursor, next_stored
+from oncehook.web.api.request import cursor, next_definition
 from oncehook.web.auth import Role
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.charts import SPANS, Spark, fill, spark
@@ -67,10 +67,9 @@ async def sources(context: PageContext) -> Response:
 async def routes(context: PageContext) -> Response:
     """Show routes: those of file and program, then stored ones, a page of them."""
     after = context.after("route")
-    found = await context.admin.routes(after=after, limit=LISTED)
-    return await context.page(
-        "routes.html", found=found, is_first=after is None, next=next_stored("route", found, LISTED)
-    )
+    found = await context.admin.routes(after=after, limit=LISTED + 1)
+    behind = next_definition("route", found, after, LISTED)
+    return await context.page("routes.html", found=found[:LISTED], is_first=after is None, next=behind)
 
 
 async def rejected(context: PageContext) -> Response:
