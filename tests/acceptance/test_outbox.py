@@ -197,7 +197,8 @@ def refuse_poison(engine: Engine) -> None:
             )
         return
     url, _, schema = engine.url.partition("?schema=")
-    with psycopg.connect(url, options=f"-csearch_path={schema}") as connection:
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT set_config('search_path', %s, true)", [schema])
         connection.execute("INSERT INTO sources (name) VALUES ('orders') ON CONFLICT DO NOTHING")
         ((orders,),) = connection.execute("SELECT id FROM sources WHERE name = 'orders'").fetchall()
         connection.execute(f"ALTER TABLE events ADD CHECK (type <> 'poison' OR source_id = {orders})")

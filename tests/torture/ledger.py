@@ -72,6 +72,7 @@ class Ledger:
             with closing(self._connect()) as connection:
                 connection.execute(f"CREATE SCHEMA {self._schema}")
                 connection.execute("CREATE TABLE effects (key text, fence bigint)")
+                connection.commit()
 
     def note(self, moment: str, event: Event) -> None:
         """Write down that an attempt is here."""
@@ -117,7 +118,10 @@ class Ledger:
             return [key for (key,) in connection.execute("SELECT key FROM effects").fetchall()]
 
     def _connect(self) -> Any:
-        return psycopg.connect(self._store, autocommit=True, options=f"-csearch_path={self._schema}")
+        """For one transaction: a pooler takes no options at the start, and gives the next one another session."""
+        connection = psycopg.connect(self._store)
+        connection.execute("SELECT set_config('search_path', %s, true)", [self._schema])
+        return connection
 
 
 def _rows(path: Path) -> list[Any]:
