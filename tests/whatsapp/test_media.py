@@ -315,6 +315,25 @@ async def test_an_accounts_source_never_uses_the_token_of_another(
             await inbox.keep_media(event)
 
 
+@pytest.mark.parametrize(("owner", "status"), [("43", "dead"), (None, "dead"), ("42", "done")])
+async def test_only_a_sender_of_the_same_account_lends_its_token(
+    address: str, tmp_path: Path, meta: MetaStandIn, owner: str | None, status: str
+) -> None:
+    inbox = Inbox(address, bodies=str(tmp_path / "bodies"))
+    media: Any = {"url": f"{meta.url}/v23.0", "allow_private": True}
+    inbox.source(
+        "whatsapp", preset="whatsapp-cloud", secret=meta.secret, verify_token="hello", media=media, account="42"
+    )
+    sender = MetaCloud(meta.token, meta.phone_number_id, base_url=meta.url, allow_private=True)
+    inbox.sender("answers", sender, **({} if owner is None else {"account": owner}))
+    async with inbox.running():
+        await receive(inbox, meta, PNG)
+        [delivery] = await settled(inbox, status)
+        assert delivery.destination == "whatsapp-media"
+        assert status == "done" or "media.token of its source is not set" in str(delivery.last_error)
+    assert len(files(tmp_path / "bodies")) == (status == "done")
+
+
 # -- what each provider's API is asked ---------------------------------------------------------
 
 
