@@ -44,6 +44,8 @@ class Member:
         self.folder = folder
         self.notes = os.open(folder / "notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.number = number
+        self.name = f"{os.getpid()}.{time.time_ns()}"
+        """Unlike the process's id no other one's in a long run."""
         self.inbox = Inbox(f"sqlite:{folder / 'inbox.db'}")
         self.inbox.on("app", name="handle", retry="quick", lease="5s", timeout="4s")(self.handle)
 
@@ -60,7 +62,7 @@ class Member:
             event.emit("app", "child", child, key=child["name"], subject=event.subject)
 
     async def emit(self, n: int) -> None:
-        name = f"{os.getpid()}-{n}"
+        name = f"{self.name}-{n}"
         key = None if n % 3 == 0 else f"key-{n % 500 if n % 2 else name}"
         self.note(asked=name, key=key)
         with suppress(StoreUnavailable):  # a sender with a key would try again; one without may or may not
@@ -240,7 +242,7 @@ def prepare(database: Path) -> None:
 async def finish(folder: Path) -> None:
     member = Member(folder, 99)
     async with member.inbox.running():
-        await asyncio.wait_for(member.inbox.drain(), 60)
+        await asyncio.wait_for(member.inbox.drain(), 900)  # half an hour of kills leaves much to do
 
 
 def main() -> None:
