@@ -147,6 +147,7 @@ def test_lists_to_choose_from_write_the_query(house: House, enter: Enter) -> Non
     page.locator("select[name=choose-source]").select_option("orders")
     page.wait_for_url("**/events?query=source*")
     page.locator("select[name=choose-status]").select_option("dead")
+    page.wait_for_url("**status*")  # whole, with the script that hears of the next choice
     expect(page.locator(ROWS)).to_have_count(7)
     assert query_of(page.url) == "source:orders status:dead"
     expect(page.locator("#total")).to_have_text("7")
