@@ -86,6 +86,11 @@ Measure = Callable[[], Awaitable[Sequence[Watermark]]]
 STRAY_HINT: Final = "Define it again, or start the program that does, as in: oncehook serve module:inbox"
 """Hint for deliveries that wait for a destination that no process has."""
 
+BATCH_SECONDS: Final = 0.005
+"""Time that a batch of what is pruned should take."""
+SMALLEST_BATCH: Final = 50
+LARGEST_BATCH: Final = 500
+"""Events in a batch; even the smallest ones end more in a second than an inbox on one machine takes in."""
 FEEDING: Final = 0.05
 RESTING: Final = 1.0
 """Seconds between two checks for replays to feed: while there are some, and while there are none."""
@@ -219,9 +224,16 @@ class Sweep:
         keep_events = await self._keep_events()
         if self._archive is not None:
             removed, only = await self._archive.prune(keep_events, self._otherwise), ()
-        while pruned := await self._store.prune(keep_events, self._otherwise, only=only):
+        limit = SMALLEST_BATCH
+        while True:
+            began = clock.perf()
+            if not (pruned := await self._store.prune(keep_events, self._otherwise, limit, only=only)):
+                break
             removed += pruned.events
-            await asyncio.sleep(0.05)  # other processes write the store, too
+            took = max(clock.perf() - began, BATCH_SECONDS / 10)
+            # Arrivals wait behind a batch on SQLite, so it is short; and for as long again they have the store alone.
+            limit = min(max(int(limit * BATCH_SECONDS / took), SMALLEST_BATCH), LARGEST_BATCH)
+            await asyncio.sleep(max(took, BATCH_SECONDS))
         if removed:
             log.info("sweep.pruned", extra={"fields": {"events": removed}})
 

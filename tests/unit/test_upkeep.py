@@ -15,7 +15,7 @@ from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Level, Pruned, StoredWorker
 from oncehook.store.base import Store
-from oncehook.upkeep import Limits, Sweep, Watermark, measure, strays
+from oncehook.upkeep import LARGEST_BATCH, SMALLEST_BATCH, Limits, Sweep, Watermark, measure, strays
 
 NOW = datetime(2026, 11, 17, tzinfo=UTC)
 
@@ -48,7 +48,10 @@ class Asked:
         fed, self.to_feed = self.to_feed, 0
         return fed
 
-    async def prune(self, keep_events: Mapping[int, float], otherwise: float, *, only: object = None) -> Pruned | None:
+    async def prune(
+        self, keep_events: Mapping[int, float], otherwise: float, limit: int, only: object = None
+    ) -> Pruned | None:
+        assert SMALLEST_BATCH <= limit <= LARGEST_BATCH
         self._note("prune")
         return self.to_prune.pop(0) if self.to_prune else None
 
