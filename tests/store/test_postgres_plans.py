@@ -32,7 +32,7 @@ from oncehook.model import (
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
 from oncehook.store.postgres.admin import CONTINUE_QUEUES, RUN_AGAIN
-from oncehook.store.postgres.connection import Connection, Database, Ids, Integers, connect
+from oncehook.store.postgres.connection import Connection, Database, Floats, Ids, Integers, connect
 from oncehook.store.postgres.intake import INTAKE, IntakeRows
 from oncehook.store.postgres.queue import (
     ALLOW,
@@ -47,6 +47,7 @@ from oncehook.store.postgres.queue import (
     renew_parameters,
     settle_parameters,
 )
+from oncehook.store.postgres.upkeep import BY_INDEX, PRUNE
 from tests.store.making import CRM, dead, deliver, intake, item, keep, record, settle, take, take_one
 from tests.store.place import Place
 
@@ -291,6 +292,31 @@ async def test_the_test_sees_a_plan_that_was_turned_round(
     await pages(connection, RENEW, list(renew_parameters([lease])))
     fill(place, 10_000, 40_000)
     assert await pages(connection, RENEW, list(renew_parameters([lease]))) > 100
+
+
+async def tables_read_whole(connection: Connection, first: str) -> set[str]:
+    """Tables that a batch of what is pruned would read from end to end."""
+    every = [Integers([]), Floats([]), 0.0, Integers([]), Ids([]), 500]
+    await connection.execute("BEGIN")
+    try:
+        if first:
+            await connection.execute(first)
+        cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {PRUNE}", every, prepare=False)
+        plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
+    finally:
+        await connection.execute("ROLLBACK")
+    return set(re.findall(r"Seq Scan on (events|deliveries|attempts|arrivals|media)", plan))
+
+
+async def test_a_batch_of_what_is_pruned_reads_no_table_whole(
+    place: Place, session: tuple[PostgresStore, Connection]
+) -> None:
+    """As a plan does that was made without its settings."""
+    _, connection = session
+    fill(place, 10_000, 12_000)
+    place.tidy()
+    assert await tables_read_whole(connection, "")
+    assert await tables_read_whole(connection, BY_INDEX) == set()
 
 
 async def only_lease(store: PostgresStore) -> Lease:

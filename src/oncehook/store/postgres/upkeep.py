@@ -116,7 +116,7 @@ _REMOVE: Final = (
 DELETE FROM events e USING v WHERE e.id = v.id RETURNING e.id, e.source_id
 """
 )
-_PRUNE: Final = _FIND_OLD + _REMOVE
+PRUNE: Final = _FIND_OLD + _REMOVE
 _PRUNE_THESE: Final = _CHECK_OLD + _REMOVE
 
 # `$1`: the source, `$2`: seconds, `$3`: where the last page ended, `$4`: how many.
@@ -177,7 +177,7 @@ ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.
 
 # A batch is a few rows of large tables. A plan that reads one of them whole takes fifty times as long, and statistics
 # of a store that has just been filled suggest it.
-_BY_INDEX: Final = """
+BY_INDEX: Final = """
 SELECT set_config(name, 'off', true) FROM unnest(ARRAY['enable_hashjoin', 'enable_mergejoin', 'enable_seqscan']) AS name
 """
 
@@ -344,7 +344,7 @@ class PostgresUpkeep(StorePart):
     ) -> Pruned:
         spans = [otherwise, *keep_events.values()]
         async with self.hold_lock(PRUNING) as connection:
-            await connection.execute(_BY_INDEX)
+            await connection.execute(BY_INDEX)
             events = await self._prune_events(connection, keep_events, otherwise, limit, only)
             batches = await self._prune_batches(connection, min(spans))
             (keys,) = await fetch_one(connection, _PRUNE_KEYS, [limit])
@@ -364,7 +364,7 @@ class PostgresUpkeep(StorePart):
         wanted = [Integers(list(keep_events)), Floats(list(keep_events.values())), otherwise]
         if only is not None:
             return len(await fetch_all(connection, _PRUNE_THESE, [*wanted, Ids(only)])) if only else 0
-        gone = await fetch_all(connection, _PRUNE, [*wanted, Integers(list(left)), Ids(list(left.values())), limit])
+        gone = await fetch_all(connection, PRUNE, [*wanted, Integers(list(left)), Ids(list(left.values())), limit])
         if not gone:
             left.clear()
         for event_id, source_id in gone:
