@@ -45,8 +45,8 @@ class Account(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     secrets: Mapping[str, Any] = NO_SECRETS
-    """What its senders sign with, by source, as it is stored: texts, which the garbage collector need not look at.
-    Without an entry, the source's own secret verifies."""
+    """Secrets that its senders sign with, by source, as they are stored: texts, which the garbage collector need not
+    look at. Without an entry, the source's own secret verifies."""
     unreadable: Collection[str] = ()
     """Sources for which it has a secret that cannot be decrypted here."""
     generations: Mapping[str, str] = NO_SECRETS

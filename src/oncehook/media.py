@@ -64,7 +64,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     """A file that an event refers to, as the event describes it."""
 
     id: str
-    """What the provider calls it: an id, or a path."""
+    """Its name at the provider: an id, or a path."""
     type: str
     filename: str | None = None
     content: bytes | None = None
@@ -72,7 +72,7 @@ class MediaItem(msgspec.Struct, frozen=True):
 
 
 class MediaAccess(msgspec.Struct, frozen=True):
-    """What a source's files are fetched with."""
+    """Credentials and address for fetching the files of a source."""
 
     token: str | None = None
     url: str | None = None

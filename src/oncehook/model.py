@@ -50,7 +50,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What one viewer may see: the events that are of one of these sources, and of one of these accounts."""
+    """Limits of one viewer, who sees the events of these sources and of these accounts."""
 
     sources: frozenset[str] | None = None
     """None: every source."""
@@ -344,7 +344,7 @@ class Item(msgspec.Struct, gc=False):
     account: str | None = None
     """The account that it belongs to: part of its key and of its subject."""
     reference: bytes | None = None
-    """What the store keeps instead of a large body, which was written elsewhere before (`bodies`)."""
+    """Reference that the store keeps instead of a large body, which was written elsewhere before (`bodies`)."""
 
 
 class Intake(msgspec.Struct, gc=False):
@@ -359,7 +359,7 @@ class Intake(msgspec.Struct, gc=False):
     raw: bytes | None = None
     """The whole request body, where the items are parts of it."""
     raw_reference: bytes | None = None
-    """What the store keeps instead of `raw`, where that is large."""
+    """Reference that the store keeps instead of `raw`, where that is large."""
 
 
 class Verdict(msgspec.Struct, gc=False):
