@@ -117,12 +117,11 @@ class IntakeRows:
 
     def parameters(self, slot: int) -> list[Column | int | str | None]:
         """Return the parameters of INTAKE, `$1` to `$44`; with proofs those of INTAKE_PROVEN, to `$48`."""
-        intake = [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), *self._counts(), slot]
+        planned = self._list_planned()
+        arrived = [*self._candidates(), *self._splits(), *self._copies()]
+        fairs = Bigs([one.fair for _, one in planned])
         accounts = Texts([item.account for item, _ in self.items])
-        return [*intake, self._fairs(), accounts, *self._proofs()]
-
-    def _fairs(self) -> Column:
-        return Bigs([planned.fair for _, planned in self._list_planned()])
+        return [*arrived, *self._deliveries(planned), *self._counts(planned), slot, fairs, accounts, *self._proofs()]
 
     def _proofs(self) -> list[Column]:
         rows = self.proven
@@ -197,13 +196,13 @@ class IntakeRows:
         items = [item for item, _ in self.items if item.event_id not in self._bare]
         return [(item.event_id, planned) for item in items for planned in item.deliveries]
 
-    def _counts(self) -> list[Column]:
+    def _counts(self, rows: Sequence[tuple[bytes, Planned]]) -> list[Column]:
         """Return the changes of counters, assuming that all candidates are new."""
         counts: Counter[tuple[int, int, str]] = Counter()
         for (_, intake), copies in zip(self.items, self.counts, strict=True):
             counts[intake.source_id, 0, "received"] += copies
             counts[intake.source_id, 0, "accepted"] += 1
-        for _, planned in self._list_planned():
+        for _, planned in rows:
             counts[0, planned.destination_id, "pending"] += 1
         return [
             Integers([source_id for source_id, _, _ in counts]),
@@ -212,8 +211,7 @@ class IntakeRows:
             Bigs(list(counts.values())),
         ]
 
-    def _deliveries(self) -> list[Column | str | None]:
-        rows = self._list_planned()
+    def _deliveries(self, rows: Sequence[tuple[bytes, Planned]]) -> list[Column | str | None]:
         seconds = {} if self._reserved is None else self._reserved.seconds
         subject_keys = [planned.subject_key for _, planned in rows]
         firsts: dict[bytes, int] = {}
