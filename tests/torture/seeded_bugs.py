@@ -234,7 +234,7 @@ def dedup_forgotten_at_purge() -> None:
 
     everywhere(forget, forgetting)
     reword(
-        postgres_upkeep._PRUNE,
+        postgres_upkeep.PRUNE,
         ("), a AS (\n", "), forgotten AS (\n  DELETE FROM keys k USING v WHERE k.event_id = v.id\n), a AS (\n"),
     )
 

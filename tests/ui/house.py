@@ -217,10 +217,19 @@ class House:
         return dict(self.do(self.inbox.store.levels()))
 
     def settle(self) -> None:
-        """Wait until nothing is at work and nothing is due."""
-        while any(
-            level.leased or (level.oldest_due is not None and not level.paused_at) for level in self.levels().values()
-        ):
+        """Wait until nothing is at work and nothing is due, seen twice without a change between.
+
+        What becomes due while one look is taken is not yet due by the time that look began with.
+        """
+        seen = None
+        while True:
+            levels = self.levels()
+            now = {name: (level.pending, level.done, level.dead, level.failures) for name, level in levels.items()}
+            if now == seen and not any(
+                level.leased or (level.oldest_due is not None and not level.paused_at) for level in levels.values()
+            ):
+                return
+            seen = now
             self.do(asyncio.sleep(0.005))
 
     def ask(
