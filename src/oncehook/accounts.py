@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -18,13 +19,13 @@ import msgspec
 from oncehook import clock
 from oncehook.errors import Overloaded, SignatureInvalid, StoreUnavailable
 from oncehook.secret import Secret
-from oncehook.sources import Source, Standing
+from oncehook.sources import Keys, Source
 
 LONGEST_ALIAS: Final = 200
 MOST_KNOWN: Final = 200_000
 """Names whose account is remembered, in each process: 100,000 take some 25 MB."""
-MOST_SOURCES: Final = 20_000
-"""Sources with the secret of one account that are kept compiled, at 5 KB; to compile one again takes 20 µs."""
+MOST_ADDRESSES: Final = 100_000
+"""Addresses of accounts whose keys are kept compiled, at 1.5 KB; to compile them again takes 10 to 25 µs."""
 MOST_UNKNOWN: Final = 20_000
 """Names remembered to be nobody's: whoever makes them up must not push out those of real accounts."""
 MOST_WAITING: Final = 5_000
@@ -69,6 +70,15 @@ async def load_nobody(names: Sequence[str]) -> Mapping[str, Account]:
     return {}
 
 
+class _Address(msgspec.Struct, gc=False):
+    """A source at the address of one account, as far as it differs from the source itself."""
+
+    source: Source
+    keys: Keys | None
+    is_retired: bool = False
+    """Whether what was begun here is not acknowledged any more."""
+
+
 class AccountDirectory:
     """Accounts by name, as far as this process knows them."""
 
@@ -84,12 +94,14 @@ class AccountDirectory:
         self.is_usable = is_usable
         self._read_secrets = read_secrets
         self._known: dict[str, Account] = {}
-        self._names: dict[str, set[str]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
         """Names in `_known`, by account."""
         self._unknown: dict[str, float] = {}
         """Names of nobody, and until when to believe it."""
-        self._sources: dict[str, dict[str, Source]] = {}
-        """Sources as they are for one account, by account and name."""
+        self._addresses: dict[tuple[str, str], _Address] = {}
+        """Addresses of accounts, by source and account."""
+        self._sources: set[str] = set()
+        """Names of the sources in `_addresses`."""
         self._waiting: dict[str, asyncio.Future[Account | None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._generation = 0
@@ -112,12 +124,14 @@ class AccountDirectory:
         where that cannot be decrypted."""
         if source.name in account.unreadable and account.has_secret(source):
             raise StoreUnavailable(f"The secret of account {account.id} for {source.name} cannot be read here.")
-        made = self._sources.get(account.id, {}).get(source.name)
-        if made is None or made.template is not source:
-            secrets = account.secrets[source.name] if account.has_secret(source) else None
-            made = source.of_account(account.id, None if secrets is None else self._read_secrets(secrets))
-            made.guard = partial(_check_account, made.standing, source.guard)
-            _keep(self._sources, account.id, self._sources.get(account.id, {}), MOST_SOURCES)[source.name] = made
+        address = self._addresses.get((source.name, account.id))
+        if address is None or address.source is not source:
+            secrets = self._read_secrets(account.secrets[source.name]) if account.has_secret(source) else None
+            address = _Address(source, source.compile_account(account.id, secrets))
+            _keep(self._addresses, (source.name, account.id), address, MOST_ADDRESSES)
+            self._sources.add(source.name)
+        made = source.of_account(account.id, address.keys)
+        made.guard = partial(_check_account, address, source.guard)
         return made
 
     async def load(self, names: Iterable[str]) -> dict[str, Account | None]:
@@ -159,16 +173,19 @@ class AccountDirectory:
         if account is None:
             _keep(self._unknown, name, clock.steady() + UNKNOWN_FOR, MOST_UNKNOWN)
             return
-        if len(self._known) >= MOST_KNOWN and name not in self._known:
-            self._drop(next(iter(self._known)))
+        for first in _superfluous(self._known, MOST_KNOWN):
+            self._drop(first)
         self._known[name] = account
-        self._names.setdefault(account.id, set()).add(name)
+        names = self._names.get(account.id, ())
+        if name not in names:
+            self._names[account.id] = (*names, name)
 
     def _drop(self, name: str) -> None:
         account = self._known.pop(name)
-        names = self._names[account.id]
-        names.discard(name)
-        if not names:
+        names = tuple([one for one in self._names[account.id] if one != name])
+        if names:
+            self._names[account.id] = names
+        else:
             del self._names[account.id]
 
     def forget(self, accounts: Collection[str] | None = None, *, is_over: bool = False) -> None:
@@ -179,12 +196,14 @@ class AccountDirectory:
         self._generation += 1
         self._unknown.clear()
         if accounts is None:
-            accounts = {*self._names, *self._sources}
+            accounts = {*self._names, *(account for _, account in self._addresses)}
         for account in accounts:
             for name in self._names.pop(account, ()):
                 del self._known[name]
-            for source in self._sources.pop(account, {}).values():
-                source.standing.is_retired = is_over
+            for source in self._sources:
+                address = self._addresses.pop((source, account), None)
+                if address is not None:
+                    address.is_retired = is_over
 
     async def close(self) -> None:
         if self._task is not None:
@@ -192,20 +211,25 @@ class AccountDirectory:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _check_account(standing: Standing, guard: Callable[[], None] | None) -> None:
+def _check_account(address: _Address, guard: Callable[[], None] | None) -> None:
     """Raise where an arrival at an account's address must not be taken, or not be acknowledged any more."""
     if guard is not None:
         guard()
-    if standing.is_retired:
+    if address.is_retired:
         raise SignatureInvalid("unknown account")
 
 
-def _keep(cache: dict[_K, _V], key: _K, value: _V, most: int) -> _V:
-    """Keep a value, and drop the one that was kept first when there are too many."""
-    if len(cache) >= most and key not in cache:
-        del cache[next(iter(cache))]
+def _keep(cache: dict[_K, _V], key: _K, value: _V, most: int) -> None:
+    """Keep a value, and drop those that were kept first when there are too many."""
+    for first in _superfluous(cache, most):
+        del cache[first]
     cache[key] = value
-    return value
+
+
+def _superfluous(cache: Mapping[_K, object], most: int) -> list[_K]:
+    """Return the keys to drop before another is kept: some at once, because a dict from whose beginning much was
+    deleted must search for its first key."""
+    return list(islice(cache, most // 64 + 1)) if len(cache) >= most else []
 
 
 def _fail(future: asyncio.Future[Account | None], error: BaseException) -> None:

@@ -1322,7 +1322,7 @@ class Admin:
                 continue  # an alias is no address
             owner = account_from(self._inbox.vault, definition)
             secrets = read_secrets(owner.secrets.get(source.name, [])) if owner.has_secret(source) else None
-            made[id_] = source.of_account(owner.id, secrets)
+            made[id_] = source.of_account(owner.id, source.compile_account(owner.id, secrets))
         return made
 
     async def rejection_counts(self) -> list[tuple[str, str, str]]:

@@ -19,6 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
+import msgspec
+
 from oncehook import clock
 from oncehook.errors import ConfigError
 from oncehook.human import nearest
@@ -274,23 +276,30 @@ _SHORT: Final = {'"': b'"', "\\": b"\\", "/": b"/", "\b": b"b", "\f": b"f", "\n"
 
 
 _SHORT_PAIRS: Final = [(b"\\" + escaped, character.encode()) for character, escaped in _SHORT.items()]
+_SHORT_ESCAPED: Final = re.compile(b"[" + re.escape("".join(_SHORT).encode()) + b"]")
 
 
-class Masking:
+class Masking(msgspec.Struct, frozen=True, gc=False):
     """Replacement of secrets in bytes by `[redacted]`, or by nines where it could be a number, so that JSON stays
-    valid."""
+    valid. Tuples of texts, because every account may have one: the garbage collector need not look at them."""
 
-    __slots__ = ("_needles", "_short", "_spelled", "_texts")
+    _needles: tuple[tuple[bytes, bytes], ...] = ()
+    _texts: tuple[tuple[str, str], ...] = ()
+    _spelled: re.Pattern[bytes] = _ASCII_ESCAPES
+    _short: tuple[tuple[bytes, bytes], ...] = ()
 
-    def __init__(self, secrets: Iterable[bytes]) -> None:
-        """Shorter secrets than SHORTEST_SECRET are left alone."""
+    @classmethod
+    def of(cls, secrets: Iterable[bytes]) -> Masking:
+        """Build the masking of these secrets. Shorter ones than SHORTEST_SECRET are left alone."""
         found = {secret.strip() for secret in secrets}
         # The longest first: one secret may be part of another.
-        needles = sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
-        self._needles = [(needle, _stand_in(needle)) for needle in needles]
-        self._texts = [(needle.decode("utf-8", "surrogateescape"), _stand_in(needle).decode()) for needle in needles]
-        self._spelled = _ASCII_ESCAPES if all(needle.isascii() for needle in needles) else _ESCAPES
-        self._short = [pair for pair in _SHORT_PAIRS if any(pair[1] in needle for needle in needles)]
+        ordered = sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
+        needles = tuple([(needle, _stand_in(needle)) for needle in ordered])
+        texts = tuple([(needle.decode("utf-8", "surrogateescape"), to.decode()) for needle, to in needles])
+        joined = b"".join(ordered)
+        is_short = _SHORT_ESCAPED.search(joined) is not None
+        short = tuple([pair for pair in _SHORT_PAIRS if pair[1] in joined]) if is_short else ()
+        return cls(needles, texts, _ASCII_ESCAPES if joined.isascii() else _ESCAPES, short)
 
     def __bool__(self) -> bool:
         return bool(self._needles)

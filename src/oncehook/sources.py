@@ -158,14 +158,19 @@ class Preset:
         return Preset(**{**mine, **vars(self.settings), **changes})
 
 
-class Standing:
-    """Whether the account at whose address a source is has gone. Apart from the source, because a check that refers to
-    its source would be a circle, which only the garbage collector can free."""
+class Keys(msgspec.Struct, frozen=True, gc=False):
+    """What a source verifies and masks with, compiled of its own secrets or of those of one account.
 
-    __slots__ = ("is_retired",)
+    There may be one for each of 100,000 accounts: the garbage collector need not look at them.
+    """
 
-    def __init__(self) -> None:
-        self.is_retired = False
+    secrets: tuple[bytes, ...]
+    """All secrets, including those that have ended."""
+    old_secrets: tuple[OldSecret, ...]
+    signing: bytes
+    """Signs samples: the secret itself, or the private key where there are two."""
+    masking: Masking
+    verifier: Verifier
 
 
 class Source:
@@ -188,7 +193,6 @@ class Source:
         """The account of all its events, where that is fixed."""
         self.template: Source | None = None
         """The source of which this is one account's (`of_account`)."""
-        self.standing = Standing()
         self.id = 0
         """Its id in the store; assigned at start."""
         self.generation: str | None = None
@@ -209,10 +213,12 @@ class Source:
         """Open to direct requests from this machine only: development secrets, unconfirmed `none`."""
         self.has_accounts_by_address = self.settings.account == ADDRESS
         """Whether each account has an address of its own, `/in/{source}/{account}`, and perhaps a secret."""
-        self._compile_secrets(self.settings.secret, self.settings.public_url, signing)
+        token = self.settings.verify_token
+        self.verify_token: bytes | None = token.reveal() if token else None
+        self._use(self._compile_keys(self.settings.secret, self.settings.public_url, signing))
         self.masked = ALWAYS_MASKED | self.scheme.masked
         """Headers whose values never reach the store."""
-        self.body_masking = self.masking if given.redact is None or given.redact else Masking(())
+        self.body_masking = self.masking if given.redact is None or given.redact else Masking()
         """Masks secrets in bodies and in texts read from them; with `redact = []` it masks nothing."""
         redact = self.settings.redact or ()
         if given.redact is None:
@@ -221,18 +227,25 @@ class Source:
         self._compile_rules(given)
         self._compile_trust(given)
 
-    def of_account(self, account: str, secrets: Sequence[Secret] | None) -> Source:
-        """Return this source as it is at an account's address: its events are that account's, and its secrets, where
-        there are any, replace the source's own."""
-        made = object.__new__(type(self))  # three times as fast as a copy: every account may have one
-        made.__dict__.update(self.__dict__)
-        made.standing = Standing()
+    def of_account(self, account: str, keys: Keys | None) -> Source:
+        """Return this source as it is at an account's address: its events are that account's, and its keys, where there
+        are any, replace the source's own."""
+        made = object.__new__(type(self))  # ten times as fast as a copy: every arrival at such an address makes one
+        made.__dict__ = self.__dict__.copy()
         made.account, made.template, made.has_accounts_by_address = account, self, False
-        if secrets is not None or self.settings.public_url is not None:
-            is_masked = made.body_masking is made.masking
-            made._compile_secrets(self.settings.secret if secrets is None else secrets, made.signed_url, None)
-            made.body_masking = made.masking if is_masked else made.body_masking
+        if keys is not None:
+            if self.body_masking is self.masking:
+                made.body_masking = keys.masking
+            made._use(keys)
         return made
+
+    def compile_account(self, account: str, secrets: Sequence[Secret] | None) -> Keys | None:
+        """Compile the keys at an account's address, where they are not the source's own."""
+        url = self.settings.public_url
+        if secrets is None and url is None:
+            return None
+        given = self.settings.secret if secrets is None else secrets
+        return self._compile_keys(given, None if url is None else _with_account(url, account))
 
     @property
     def signed_url(self) -> str | None:
@@ -241,23 +254,28 @@ class Source:
         url: str | None = self.settings.public_url
         return url if url is None or self.template is None else _with_account(url, self.account or "")
 
-    def _compile_secrets(self, given: Sequence[Secret], url: str | None, signing: bytes | None) -> None:
+    def _compile_keys(self, given: Sequence[Secret], url: str | None, signing: bytes | None = None) -> Keys:
         lasting = [secret.reveal() for secret in given if secret.until is None]
         ending = [OldSecret(secret.reveal(), secret.until, secret.name) for secret in given if secret.until]
-        self.old_secrets = sorted(ending, key=lambda old: old.ends_at)
-        self.secrets = [*lasting, *(_bytes(old.value) for old in self.old_secrets)]
-        """All secrets, including those that have ended."""
-        self.signing = signing or (self.secrets[0] if self.secrets else b"")
-        """Signs samples: the secret itself, or the private key where there are two."""
-        token = self.settings.verify_token
-        self.verify_token: bytes | None = token.reveal() if token else None
+        ending.sort(key=lambda old: old.ends_at)
+        secrets = (*lasting, *[_bytes(old.value) for old in ending])
         kept_out = [self.verify_token] if self.verify_token and not self.loopback_only else []
-        self.masking = Masking(_spellings(self.scheme, [*self.secrets, *kept_out]))
-        """Masks the source's own secrets in heads."""
         verifier = partial(self.scheme.verifier, url=url, tolerance=self.settings.tolerance)
         # Without a secret, only accounts that have one of their own can be verified.
         is_bare = self.settings.account == ADDRESS and not given and not isinstance(self.scheme, Nothing | Custom)
-        self.verifier: Verifier = _refuse if is_bare else _rotating(verifier, lasting, self.old_secrets)
+        return Keys(
+            secrets,
+            tuple(ending),
+            signing or (secrets[0] if secrets else b""),
+            Masking.of(_spellings(self.scheme, [*secrets, *kept_out])),
+            _refuse if is_bare else _rotating(verifier, lasting, ending),
+        )
+
+    def _use(self, keys: Keys) -> None:
+        self.secrets, self.old_secrets, self.signing = keys.secrets, keys.old_secrets, keys.signing
+        self.verifier = keys.verifier
+        self.masking = keys.masking
+        """Masks the source's own secrets in heads."""
 
     def _compile_rules(self, given: Settings) -> None:
         settings, key = self.settings, given.key

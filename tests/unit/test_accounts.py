@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 
 import pytest
 
 from oncehook import accounts
-from oncehook.accounts import Account, AccountDirectory
+from oncehook.account_definitions import read_secrets
+from oncehook.accounts import Account, AccountDirectory, load_nobody
 from oncehook.errors import ConfigError, Overloaded, StoreUnavailable
 from oncehook.model import check_account_id, is_account_id
 from oncehook.sources import build
@@ -90,7 +92,7 @@ async def test_made_up_names_push_no_real_one_out(monkeypatch: pytest.MonkeyPatc
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "MOST_KNOWN", 10)
-    monkeypatch.setattr(accounts, "MOST_SOURCES", 10)
+    monkeypatch.setattr(accounts, "MOST_ADDRESSES", 10)
     shelf = Shelf(**{f"n{n}": str(n) for n in range(100)})
     directory = AccountDirectory(shelf.load)
     template = build("shop", verify="none", account="address", key="$.id", path="p" * 24)
@@ -98,7 +100,20 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (account,) = (await directory.load([f"n{n}"])).values()
         assert account is not None
         assert directory.at(template, account).account == str(n)
-    assert (len(directory._known), len(directory._sources)) == (10, 10)
+    assert (len(directory._known), len(directory._addresses)) == (10, 10)
+
+
+def test_the_collector_has_nothing_to_do_with_the_secrets_of_accounts() -> None:
+    """Otherwise 100,000 of them would be looked through again and again, and arrivals would wait meanwhile."""
+    template = build("shop", verify={"scheme": "hmac", "header": "X-Signature"}, account="address", key="$.id")
+    directory = AccountDirectory(load_nobody, read_secrets=read_secrets)
+    secret = "0123456789abcdef" * 4
+    gc.collect()
+    before = len(gc.get_objects())
+    for n in range(1000):
+        directory.at(template, Account(str(n), {"shop": secret}))
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
 
 
 async def test_too_many_that_wait_are_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +174,14 @@ async def test_what_was_read_before_a_notice_is_not_kept() -> None:
 
 
 async def test_a_source_of_an_account_follows_its_template() -> None:
-    directory = AccountDirectory(Shelf().load)
-    template = build("shop", verify="none", account="address", key="$.id", path="p" * 24)
-    mine = directory.at(template, Account("42"))
-    assert mine is directory.at(template, Account("42"))
+    directory = AccountDirectory(Shelf().load, read_secrets=read_secrets)
+    signed = {"scheme": "hmac", "header": "X-Signature"}
+    template = build("shop", verify=signed, account="address", key="$.id")
+    account = Account("42", {"shop": "0123456789abcdef"})
+    mine = directory.at(template, account)
     assert (mine.account, mine.name, mine.has_accounts_by_address) == ("42", "shop", False)
-    changed = build("shop", verify="none", account="address", key="$.other", path="p" * 24)
-    assert directory.at(changed, Account("42")) is not mine
+    assert directory.at(template, account).verifier is mine.verifier, "compiled again"
+    changed = build("shop", verify=signed, account="address", key="$.other")
+    other = directory.at(changed, account)
+    assert other.template is changed
+    assert other.verifier is not mine.verifier

@@ -164,15 +164,15 @@ async def test_raw_bytes_of_a_batch_are_masked(tmp_path: Path) -> None:
 
 
 def test_a_secret_that_is_a_number_leaves_json_json() -> None:
-    assert json.loads(Masking([b"1234567890"])(b'{"a":1234567890,"b":"1234567890"}')) == {
+    assert json.loads(Masking.of([b"1234567890"])(b'{"a":1234567890,"b":"1234567890"}')) == {
         "a": 9999999999, "b": "9999999999",
     }  # fmt: skip
 
 
 def test_a_short_secret_is_left_alone() -> None:
     """It could be any word."""
-    assert not Masking([b"payment"])
-    assert Masking([b"payment"])(b"a payment of 10") == b"a payment of 10"
+    assert not Masking.of([b"payment"])
+    assert Masking.of([b"payment"])(b"a payment of 10") == b"a payment of 10"
 
 
 def test_basic_is_masked_in_its_own_spelling(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_secrets_are_kept_apart_and_shown_as_set() -> None:
     assert b"canary" not in (kept.secrets or b"")
     assert stored.show(kept) == {"verify": HMAC, "key": "$.id", "secret": "(set)", "path": "(set)"}
     built = stored.source_from(vault, kept)
-    assert (built.secrets, built.path) == ([b"canary-secret-1"], "canary-path")
+    assert (built.secrets, built.path) == ((b"canary-secret-1",), "canary-path")
 
 
 def test_a_secret_is_bound_to_its_definition_and_its_key() -> None:

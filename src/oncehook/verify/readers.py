@@ -1,7 +1,7 @@
 """Readers of an unverified arrival: one header, one query value, one field of a JSON body.
 
-A reader is built once, when a scheme is compiled, and called per arrival. It returns None for an absent value and
-raises SignatureInvalid for one that is repeated (S7) or unreadable; nothing else, whatever the bytes.
+A reader is built once, shared by all sources that read the same place, and called per arrival. It returns None for an
+absent value and raises SignatureInvalid for one that is repeated (S7) or unreadable; nothing else, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def header_name(name: str) -> bytes:
     return name.lower().encode()
 
 
+@lru_cache(maxsize=512)
 def header(name: str) -> Reader:
     """Return the reader of the header with this name, stripped; None when it is absent or empty.
 
@@ -108,6 +109,7 @@ def sole(found: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return values[0] or None if values else None
 
 
+@lru_cache(maxsize=512)
 def query(name: str) -> Reader:
     wanted = name.encode()
 
@@ -132,6 +134,7 @@ def is_form(arrival: Arrival) -> bool:
 # -- fields of a JSON body ---------------------------------------------------------------------
 
 
+@lru_cache(maxsize=512)
 def body_field(path: str, kind: Any) -> Callable[[bytes], Any]:
     """Return the reader of one field of a JSON object, by dotted path; None when it is absent or null.
 

@@ -17,7 +17,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Protocol
+
+import msgspec
 
 from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
@@ -28,6 +31,9 @@ from oncehook.verify.template import Address, SignedTemplate
 
 Verifier = Callable[[Arrival], None]
 """Returns None for a genuine arrival and raises SignatureInvalid for any other; never anything else (S2)."""
+
+Matcher = Callable[[Sequence[bytes], Sequence[bytes]], bool]
+"""Tells whether one of a verifier's keys made one of the signatures of these messages."""
 
 DEFAULT_TOLERANCE: Final = 300.0
 NONE: Final[frozenset[bytes]] = frozenset()
@@ -200,6 +206,9 @@ class Signature(Scheme, ABC):
     key: str = "text"
     """The form of the secret: text is used as it is, base64 and hex are decoded."""
     _templates: tuple[SignedTemplate, ...] = field(init=False, repr=False, compare=False)
+    _read: readers.Reader = field(init=False, repr=False, compare=False)
+    _read_signatures: Callable[[bytes], list[bytes]] = field(init=False, repr=False, compare=False)
+    _read_timestamp: Callable[[Arrival, bytes], bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         readers.header_name(self.header)
@@ -212,6 +221,10 @@ class Signature(Scheme, ABC):
         if not texts or not all(template.always for template in self._templates):
             raise ConfigError("`signed` may name nothing of the arrival, so any arrival would do.")
         self._check_timestamp()
+        # Built once for all secrets: each account may have one, and its verifier then consists of little else.
+        object.__setattr__(self, "_read", readers.header(self.header))
+        object.__setattr__(self, "_read_signatures", self._signature_reader())
+        object.__setattr__(self, "_read_timestamp", self._timestamp_reader())
 
     @property
     def _timestamp_place(self) -> tuple[str, str]:
@@ -253,8 +266,8 @@ class Signature(Scheme, ABC):
             if place == "body":
                 value = readers.body_field(name, int)(arrival.body)
             else:
-                signature = readers.header(self.header)(arrival) or b""
-                value = digits(self._timestamp_reader()(arrival, signature)) if place else None
+                signature = self._read(arrival) or b""
+                value = digits(self._read_timestamp(arrival, signature)) if place else None
         except SignatureInvalid:
             return None
         return None if value is None else in_seconds(value, self.unit)
@@ -272,30 +285,14 @@ class Signature(Scheme, ABC):
         """Return a function from a message to its raw signature with this key, the first one."""
 
     @abstractmethod
-    def _matcher(self, keys: Sequence[bytes]) -> Callable[[Sequence[bytes], Sequence[bytes]], bool]:
+    def _matcher(self, keys: Sequence[bytes]) -> Matcher:
         """Return a function that tells whether one of these keys made one of the signatures."""
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         matches = self._matcher([self._load(secret) for secret in usable(secrets)])
-        address = self._address(url)
         window = check_tolerance(self.tolerance if tolerance is None else tolerance)
-        templates = self._templates
-        read, read_signatures = readers.header(self.header), self._signature_reader()
-        read_timestamp, check_time = self._timestamp_reader(), self._time_check(window)
-
-        def verify(arrival: Arrival) -> None:
-            value = read(arrival)
-            if value is None:
-                raise SignatureInvalid("missing")
-            signatures = read_signatures(value)
-            timestamp = read_timestamp(arrival, value)
-            messages = [template.render(arrival, timestamp, address) for template in templates]
-            if not matches(messages, signatures):
-                raise SignatureInvalid("mismatch")
-            # Checked last, so that "stale" in the log always means genuine, but late.
-            check_time(arrival, timestamp)
-
-        return verify
+        check_time = _time_check(*self._timestamp_place, self.unit, window)
+        return _SignatureVerifier(self, matches, check_time, self._address(url))
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         place, name = self._timestamp_place
@@ -366,22 +363,49 @@ class Signature(Scheme, ABC):
 
         return timestamp
 
-    def _time_check(self, window: float) -> Callable[[Arrival, bytes], None]:
-        place, name = self._timestamp_place
-        unit = self.unit
-        if not place or window == math.inf:
-            return lambda arrival, timestamp: None
-        if place != "body":
-            return lambda arrival, timestamp: check_moment(digits(timestamp), unit, window)
-        read = readers.body_field(name, int)
 
-        def check(arrival: Arrival, timestamp: bytes) -> None:
-            value = read(arrival.body)
-            if value is None:
-                raise SignatureInvalid("missing")
-            check_moment(value, unit, window)
+class _SignatureVerifier(msgspec.Struct, frozen=True, gc=False):
+    """The verifier of a signature: the scheme, which all its secrets share, and what a secret makes of it.
 
-        return check
+    This and its parts are structs, not functions within functions, because every account may have a secret: the garbage
+    collector need not look at them.
+    """
+
+    scheme: Signature
+    matches: Matcher
+    check_time: Callable[[Arrival, bytes], None]
+    address: Address | None
+
+    def __call__(self, arrival: Arrival) -> None:
+        scheme = self.scheme
+        value = scheme._read(arrival)
+        if value is None:
+            raise SignatureInvalid("missing")
+        signatures = scheme._read_signatures(value)
+        timestamp = scheme._read_timestamp(arrival, value)
+        messages = [template.render(arrival, timestamp, self.address) for template in scheme._templates]
+        if not self.matches(messages, signatures):
+            raise SignatureInvalid("mismatch")
+        # Checked last, so that "stale" in the log always means genuine, but late.
+        self.check_time(arrival, timestamp)
+
+
+@lru_cache(maxsize=512)
+def _time_check(place: str, name: str, unit: str, window: float) -> Callable[[Arrival, bytes], None]:
+    """Return a check of the arrival and its timestamp as it was written."""
+    if not place or window == math.inf:
+        return lambda arrival, timestamp: None
+    if place != "body":
+        return lambda arrival, timestamp: check_moment(digits(timestamp), unit, window)
+    read = readers.body_field(name, int)
+
+    def check(arrival: Arrival, timestamp: bytes) -> None:
+        value = read(arrival.body)
+        if value is None:
+            raise SignatureInvalid("missing")
+        check_moment(value, unit, window)
+
+    return check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,13 +422,17 @@ class _Digest(Signature):
     def _size(self) -> int:
         return hashlib.new(self.algorithm, usedforsecurity=False).digest_size
 
-    def _matcher(self, keys: Sequence[bytes]) -> Callable[[Sequence[bytes], Sequence[bytes]], bool]:
-        digests, encode = [self._prepare(key) for key in keys], self._encode
+    def _matcher(self, keys: Sequence[bytes]) -> Matcher:
+        return _DigestMatcher(self, tuple([self._prepare(key) for key in keys]))
 
-        def matches(messages: Sequence[bytes], signatures: Sequence[bytes]) -> bool:
-            return matches_any([encode(digest(message)) for message in messages for digest in digests], signatures)
 
-        return matches
+class _DigestMatcher(msgspec.Struct, frozen=True, gc=False):
+    scheme: _Digest
+    digests: tuple[Callable[[bytes], bytes], ...]
+
+    def __call__(self, messages: Sequence[bytes], signatures: Sequence[bytes]) -> bool:
+        encode = self.scheme._encode
+        return matches_any([encode(digest(message)) for message in messages for digest in self.digests], signatures)
 
 
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
@@ -422,14 +450,18 @@ class Hmac(_Digest):
         key = (hashlib.new(self.algorithm, key).digest() if len(key) > block else key).ljust(block, b"\0")
         inner = hashlib.new(self.algorithm, key.translate(_INNER))
         outer = hashlib.new(self.algorithm, key.translate(_OUTER))
+        return _PreparedHmac(inner, outer)
 
-        def digest(message: bytes) -> bytes:
-            within, around = inner.copy(), outer.copy()
-            within.update(message)
-            around.update(within.digest())
-            return around.digest()
 
-        return digest
+class _PreparedHmac(msgspec.Struct, frozen=True, gc=False):
+    inner: hashlib._Hash
+    outer: hashlib._Hash
+
+    def __call__(self, message: bytes) -> bytes:
+        within, around = self.inner.copy(), self.outer.copy()
+        within.update(message)
+        around.update(within.digest())
+        return around.digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
