@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from oncehook.errors import BadRequest
+from oncehook.errors import BadRequest, NotFound
 from oncehook.human import show_span
 from oncehook.model import DeliveryStatus, Filter, ListedEvent, StoredDelivery
 from oncehook.reports import ShownDestination, ShownSource
@@ -32,7 +33,30 @@ DAY: Final = SPANS[1]
 AUDIT: Final = 40
 REJECTED: Final = 30
 LISTED: Final = 100
+CARDS: Final = 50
+"""Sources or destinations on one page."""
+UNKNOWN_SOURCE: Final = "unknown source"
 KINDS: Final = ("all", "arrivals", "attempts", "dead")
+
+
+T = TypeVar("T")
+
+
+async def _page_of(
+    context: PageContext, kind: str, read_page: Callable[..., Awaitable[list[T]]], read: Callable[[str], Awaitable[T]]
+) -> tuple[list[T], dict[str, Any]]:
+    """Return a page of definitions, or the one that has the name asked for, and what the page says about itself."""
+    after, name = context.after(kind), context.parameter("name").strip()
+    following = None
+    if name:
+        with suppress(NotFound):
+            return [await read(name)], {"name": name, "next": None, "is_first": True, "is_long": True}
+        found = list[T]()
+    else:
+        found = await read_page(after=after, limit=CARDS + 1)
+        following = next_definition(kind, found, after, CARDS)
+    is_long = bool(name or after or following)
+    return found[:CARDS], {"name": name, "next": following, "is_first": after is None, "is_long": is_long}
 
 
 # -- sources -----------------------------------------------------------------------------------
@@ -53,15 +77,17 @@ class SourceCard:
 
 
 async def sources(context: PageContext) -> Response:
-    found = await context.admin.sources()
+    """Show sources: those of file and program, then stored ones, a page of them; or the one that has a name."""
+    found, about_page = await _page_of(context, "source", context.admin.sources, context.admin.source)
     rejected = await context.admin.rejection_counts()
     lines = await asyncio.gather(*[_flow(context, ("received",), source=source.name) for source in found])
     cards = [await _source_card(context, source, line, rejected) for source, line in zip(found, lines, strict=True)]
     known = {source.name for source in found}
-    unknown = Counter(name for name, _, _ in rejected if name not in known).most_common(20)
+    strangers = (name for name, _, reason in rejected if reason == UNKNOWN_SOURCE and name not in known)
+    unknown = Counter(strangers).most_common(20)
     about = {one.name: one.state for one in await context.admin.destinations()}
     picture = draw_map(await context.admin.routes(), about)
-    return await context.page("sources.html", cards=cards, unknown=unknown, map=picture)
+    return await context.page("sources.html", cards=cards, unknown=unknown, map=picture, **about_page)
 
 
 async def routes(context: PageContext) -> Response:
@@ -151,7 +177,8 @@ class DestinationCard:
 
 
 async def destinations(context: PageContext) -> Response:
-    found = await context.admin.destinations()
+    """Show destinations: those of file and program, then stored ones, a page of them; or the one that has a name."""
+    found, about_page = await _page_of(context, "destination", context.admin.destinations, context.admin.destination)
     lines = await asyncio.gather(
         *[_flow(context, ("succeeded", "retry", "died"), destination=one.name) for one in found]
     )
@@ -163,7 +190,7 @@ async def destinations(context: PageContext) -> Response:
         can_test = await context.admin.can_test(one.name)
         took = charts.percentiles(flows.get(one.name, {}))
         cards.append(DestinationCard(one, line, await context.admin.policy(one.name), tried, well, can_test, took))
-    return await context.page("destinations.html", cards=cards)
+    return await context.page("destinations.html", cards=cards, **about_page)
 
 
 async def ask_pause(context: PageContext) -> Response:

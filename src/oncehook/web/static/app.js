@@ -37,5 +37,10 @@ document.addEventListener("click", (event) => {
 addEventListener("toggle", (event) => { if (event.target.id === "rail" && event.newState === "closed") event.target.removeAttribute("popover"); }, true);
 document.addEventListener("change", (event) => { if (event.target.matches("[data-send]")) event.target.form.requestSubmit(); });
 
+// A link to one of a long list, of which this page does not show it.
+if (location.hash && $("[data-long]") && !location.search && !document.getElementById(decodeURIComponent(location.hash.slice(1)))) {
+  location.replace(`${location.pathname}?name=${location.hash.slice(1)}${location.hash}`);
+}
+
 for (const note of $$(".toasts .toast")) setTimeout(() => note.remove(), 6000);
 for (const part of [dialog, keys, live, query, selection, times]) part.start();
