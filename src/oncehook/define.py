@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, Unpack, ca
 
 from oncehook import clock, human
 from oncehook.account_definitions import AccountDefinitions, DefinedAccount, read_overlap
+from oncehook.bodies import Bodies
 from oncehook.destinations.base import Destination
 from oncehook.errors import (
     BadRequest,
@@ -56,6 +57,9 @@ class DefineHost(Protocol):
 
     @property
     def vault(self) -> Vault: ...
+
+    @property
+    def bodies(self) -> Bodies: ...
 
     @property
     def is_started(self) -> bool: ...
@@ -391,6 +395,9 @@ class Define:
         draft = stored.read_draft(noun, name, settings, is_scoped=self._accounts is not None)
         if noun is Noun.route:
             await self._check_ends(draft)
+        if noun is Noun.source and draft.read.media is not None and self._host.bodies.objects is None:
+            hint = 'set bodies = "s3://bucket/prefix", or a folder, for the server'
+            raise InvalidSettings([{"setting": "media", "error": "there is no place to keep files at", "hint": hint}])
         return draft
 
     async def _check_ends(self, draft: DefinitionDraft) -> None:

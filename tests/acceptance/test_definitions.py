@@ -496,6 +496,21 @@ async def test_a_change_whose_author_dies_before_the_notice_counts(pair: tuple[S
         asked_at = time.monotonic()
 
 
+async def test_a_source_keeps_media_only_where_there_is_a_place_for_them(engine: Engine) -> None:
+    """On SQLite there is one beside the file. Otherwise every file would become a dead letter."""
+    given = {"preset": "whatsapp-cloud", "verify_token": "a-token-of-mine", "secret": "my-secret-123"}
+    async with running(engine) as inbox:
+        made = inbox.define.source("chat", media={"token": "a-token-1"}, **given)
+        if engine.name == "sqlite":
+            assert (await made).name == "chat"
+            return
+        with pytest.raises(InvalidSettings, match="there is no place to keep files at"):
+            await made
+        await inbox.define.source("chat", **given)
+        with pytest.raises(InvalidSettings, match="there is no place to keep files at"):
+            await inbox.define.change("source", "chat", media={"token": "a-token-1"})
+
+
 async def test_the_api_says_what_is_wrong(pair: tuple[Server, Server]) -> None:
     one, _ = pair
     assert (await one.ask("POST", "sources", SOURCE)).status == 201

@@ -19,7 +19,7 @@ from starlette.routing import Mount
 
 from oncehook import Person, clock
 from oncehook.model import Filter
-from oncehook.web.dashboard.setup import LISTED
+from oncehook.web.dashboard.setup import CARDS, LISTED
 from tests.ui.conftest import Enter
 from tests.ui.house import House
 from tests.ui.test_acts import OURS
@@ -401,6 +401,34 @@ def test_many_routes_are_shown_a_page_at_a_time(open_house: OpenHouse) -> None:
     own = len(open_house.inbox.routes)
     assert (len(rows[0]), len(rows[1]), rows[0] & rows[1]) == (LISTED - own, own + 5, set())
     assert "cursor=" not in second
+
+
+def test_many_sources_and_destinations_are_shown_a_page_at_a_time(open_house: OpenHouse, enter: Enter) -> None:
+    define = open_house.inbox.define
+    for n in range(CARDS):
+        open_house.do(define.source(f"s{n:02}", preset="n8n", secret="generate"))
+        open_house.do(define.destination(f"d{n:02}", url="https://example.com/"))
+    cookie = {"cookie": open_house.login()}
+
+    def listed(path: str) -> tuple[list[str], str | None]:
+        page = open_house.ask("GET", path, headers=cookie).text
+        following = re.search(r'href="([^"]*cursor=[^"]*)" rel="next"', page)
+        return re.findall(r'<section class="panel thing[^"]*" id="([^"]*)"', page), following and following[1]
+
+    for noun, own in (("sources", open_house.inbox.sources), ("destinations", open_house.inbox.destinations)):
+        first, following = listed(f"/{noun}")
+        assert following is not None
+        rest, end = listed(following)
+        assert (len(first), first[: len(own)], end) == (CARDS, list(own), None)
+        assert len({*first, *rest}) == CARDS + len(own)
+        last = rest[-1]
+        assert listed(f"/{noun}?name={last}") == ([last], None)
+        assert listed(f"/{noun}?name=nobody") == ([], None)
+        page = enter(open_house)
+        page.goto(f"{open_house.url}/{noun}#{last}")  # as other pages refer to it
+        expect(page.locator(f"#{last}")).to_be_visible()
+        page.get_by_role("link", name=f"All {noun}").click()
+        expect(page.locator(f"#{first[0]}")).to_be_visible()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

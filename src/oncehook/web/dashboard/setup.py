@@ -85,8 +85,10 @@ async def sources(context: PageContext) -> Response:
     known = {source.name for source in found}
     strangers = (name for name, _, reason in rejected if reason == UNKNOWN_SOURCE and name not in known)
     unknown = Counter(strangers).most_common(20)
-    about = {one.name: one.state for one in await context.admin.destinations()}
-    picture = draw_map(await context.admin.routes(), about)
+    picture = None
+    if about_page["is_first"] and not about_page["name"]:
+        about = {one.name: one.state for one in await context.admin.destinations()}
+        picture = draw_map(await context.admin.routes(), about)
     return await context.page("sources.html", cards=cards, unknown=unknown, map=picture, **about_page)
 
 
