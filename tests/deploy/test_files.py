@@ -241,7 +241,8 @@ def test_secrets_that_settings_name_are_handed_over() -> None:
 
 # -- Helm --------------------------------------------------------------------------------------
 
-# Its templates are rendered and linted by Helm itself, in CI; here is what Helm cannot know.
+# Its templates are rendered and linted by Helm itself, where there is one (`.github/workflows/test.yml`); here is what
+# Helm cannot know, and the one mistake that it found.
 CHART = DEPLOY / "helm"
 VALUES = documents(CHART / "values.yaml")[0]
 TEMPLATES = {path.stem: path.read_text() for path in (CHART / "templates").iterdir()}
@@ -260,6 +261,13 @@ def test_values_and_their_schema_name_the_same() -> None:
         if "autoscaling" in VALUES[part]:
             scaling = schema["properties"][part]["properties"]["autoscaling"]
             assert set(scaling["properties"]) == set(VALUES[part]["autoscaling"])
+
+
+def test_blocks_of_templates_end_without_a_pipe() -> None:
+    """Helm refuses the whole chart for one that does not."""
+    ends = re.findall(r"{{-? *(?:end|else)\b *([^}]*?) *-?}}", "".join(TEMPLATES.values()))
+    assert len(ends) > 20
+    assert {end for end in ends if not end.startswith(("if ", "with "))} == {""}
 
 
 def test_every_value_is_used_and_every_used_one_is_there() -> None:

@@ -1,5 +1,6 @@
 {{- define "oncehook.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end | trunc 50 | trimSuffix "-" }}
+{{- $whole := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) }}
+{{- $whole | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "oncehook.selector" -}}
