@@ -1280,6 +1280,7 @@ class Admin:
         self, limit: int = 50, *, before: int | None = None, source: str | None = None
     ) -> list[ShownRejection]:
         """Return the latest rejected arrivals, newest first, each with a diagnosis for viewers of payloads."""
+        await self._inbox.write_counts()  # who looks right after a refusal finds it
         all_of_them = not self.scope.is_limited and source is None
         # Nothing that was rejected belongs to an account: whose name it bears is its sender's word.
         found = await self._store.recent_rejections(limit if all_of_them else KEPT_REJECTIONS, before=before)
