@@ -322,11 +322,9 @@ class Admin:
         What goes to destinations of the server's own is no customer's: its errors tell of the server, and a replay
         would run its handlers again.
         """
-        stored_ones = await self._list_stored("destination", "", MOST_STORED)
         narrowed = copy(self)
-        narrowed.scope = dataclasses.replace(
-            self.scope, destinations=frozenset([*self._destinations, *(one.name for one in stored_ones)])
-        )
+        names = frozenset([*self._destinations, *await self._name_stored_destinations()])
+        narrowed.scope = dataclasses.replace(self.scope, destinations=names)
         return narrowed
 
     def _within(self, filter: Filter) -> Filter:
@@ -881,6 +879,14 @@ class Admin:
         found = await self._store.find_definitions(Noun.source, sources)
         return [one for one in found if one.name > after and self._sees_stored(one)][:limit]
 
+    async def _name_stored_destinations(self) -> list[str]:
+        """Return the names of all stored destinations that this viewer sees."""
+        names, page = list[str](), [""]
+        while page:
+            page = [one.name for one in await self._list_stored("destination", page[-1], MOST_STORED)]
+            names += page
+        return names
+
     def _sees_stored(self, definition: StoredDefinition) -> bool:
         """Tell whether a stored definition is one of this viewer's accounts', and of its sources."""
         sources, accounts = self.scope.sources, self.scope.accounts
@@ -1364,7 +1370,7 @@ class Admin:
         counts = await self._count_of()
         names = {*self._destinations, *counts}
         if self.scope.accounts is not None:
-            names |= {one.name for one in await self._list_stored("destination", "", MOST_STORED)}
+            names |= {*await self._name_stored_destinations()}
         owned = await self._find_owned(names)
         return {
             name: _only(levels.get(name, Level()) if name in owned else Level(), counts.get(name, {})) for name in names

@@ -15,7 +15,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from oncehook import clock
+from oncehook import admin, clock
 from oncehook.model import DeliveryStatus, EventId, Filter, Noun
 from oncehook.settings.stored import Vault
 from oncehook.store.cipher import Cipher
@@ -364,6 +364,17 @@ async def test_a_customer_makes_changes_rotates_and_deletes_a_destination(tenant
     assert (await one.ask("POST", "/portal/destinations/hook-9/delete", {})).status == 303
     acts = [entry.act for entry in await tenants.inbox.admin.audit(limit=50) if entry.actor == f"portal {MINE}"]
     assert acts == ["delete", "disable", "rotate", "change", "create", "login"]
+
+
+async def test_a_customer_with_many_destinations_sees_the_deliveries_to_all(
+    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MOST_STORED", 3)
+    define = tenants.inbox.define.by("ann", MINE)
+    for n in range(7):
+        await define.destination(f"many-{n}", url="https://example.com/", account=MINE)
+    narrowed = await tenants.inbox.admin.within_account(MINE).within_own_destinations()
+    assert {f"many-{n}" for n in range(7)} <= (narrowed.scope.destinations or set())
 
 
 @pytest.mark.parametrize(
