@@ -93,6 +93,7 @@ async def events(context: PageContext) -> Response:
         query=query,
         error=error,
         page=page,
+        items=page.items,
         is_first=before is None,
         next=cursor("event", page.next),
         total=total,
@@ -171,6 +172,15 @@ def _describe(delivery: StoredDelivery, now: datetime) -> str:
             return f"{error}, due now" if error else "due now"
         case _:
             return ""
+
+
+async def rows(context: PageContext) -> Response:
+    """Show the rows of a list that is in view as they are now, whether or not they still match its query."""
+    ids = [some_id(EventId, text) for text in context.parameter("ids").split(",")[:SHOWN] if text]
+    pages = await asyncio.gather(*[context.admin.events(Filter(event_id=one), limit=1) for one in ids])
+    items = [event for page in pages for event in page.items]
+    states = await _describe_unfinished(context, items)
+    return context.fragment("_event_rows.html", items=items, states=states, nothing=ListedState())
 
 
 async def fresh(context: PageContext) -> Response:
