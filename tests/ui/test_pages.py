@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
+from oncehook import clock
+from oncehook.model import DeliveryStatus, Filter
+from oncehook.web.dashboard.events import ListedRow, ListedState
+from oncehook.web.dashboard.render import render
 from tests.npm import package
 from tests.servers import fresh_schema, shared_postgres
 from tests.ui.conftest import Enter, opened
@@ -241,6 +246,45 @@ def test_a_destination_says_how_it_stands_and_what_comes_next(own_house: House) 
     [(word, why)] = standing("billing")
     assert (word, "One trial decides" in why) == ("held back", True)
     assert own_house.do(own_house.inbox.admin.destination("billing")).state == "held_back"
+
+
+def test_the_list_counts_the_deliveries_of_an_event_that_has_many(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+    own_house.order("few")
+    own_house.settle()
+    few = own_house.ask("GET", "/events", headers=cookie).text
+    assert "ship<span class=\"vh\"> done" in few
+    assert '<span class="quiet-mark" title="done">✓' in few
+    event = own_house.do(own_house.inbox.admin.events(Filter())).items[0]
+    (ship,) = event.deliveries
+    statuses = [DeliveryStatus.done] * 2 + [DeliveryStatus.pending] * 5 + [DeliveryStatus.dead]
+    many = [ship._replace(destination=f"shop-{n}", status=status) for n, status in enumerate(statuses)]
+    row = ListedRow(replace(event, deliveries=many), ListedState())
+    assert (row.done, row.has_progress, row.unnamed) == (2, True, 3)
+    assert [one.destination for one in row.chips] == ["shop-7", "shop-2", "shop-3"]
+    html = render("_event_rows.html", rows=[row], root="", may_act=False, now=clock.now_utc())
+    assert "<b>2/8</b>" in html
+    assert "shop-0" not in html.partition("</b>")[2]
+
+
+def test_an_event_of_the_application_s_own_has_a_sign(own_house: House) -> None:
+    own_house.do(own_house.inbox.emit("orders", "order.sent", {"id": "out"}, key="out"))
+    own_house.order("in")
+    page = own_house.ask("GET", "/events", headers={"cookie": own_house.login("viewer")}).text
+    assert page.count('class="sent-mark" title="sent by this application, not received"') == 1
+
+
+def test_a_delivery_to_a_destination_held_back_is_not_called_due(own_house: House) -> None:
+    own_house.moods["/billing"] = (422, b"no")
+    for _ in range(10):
+        own_house.receive("stripe", None)
+    own_house.settle()
+    event = own_house.receive("stripe", None)[0]
+    cookie = {"cookie": own_house.login("viewer")}
+    for path in ("/events?query=status:pending", f"/events/{event}?tab=deliveries"):
+        page = own_house.ask("GET", path, headers=cookie).text
+        assert re.search(r"held back until \d\d:\d\d:\d\d", page.partition('id="detail"')[2] or page), path
+        assert "due now" not in page
 
 
 def test_the_theme_is_chosen_and_kept(house: House, enter: Enter) -> None:

@@ -21,6 +21,8 @@ from oncehook.model import (
     DeliveryStatus,
     EventId,
     Filter,
+    Level,
+    ListedDelivery,
     ListedEvent,
     Outcome,
     Page,
@@ -44,11 +46,18 @@ from oncehook.web.api import schemas
 from oncehook.web.api.request import cursor
 from oncehook.web.dashboard import bodies, timeline
 from oncehook.web.dashboard.context import SAFE, PageContext
-from oncehook.web.dashboard.render import first_line, utc
+from oncehook.web.dashboard.render import first_line
 from oncehook.web.dashboard.timeline import EventHistory
 from oncehook.web.language import translate
 
 SHOWN: Final = 50
+CHIPS: Final = 3
+"""Deliveries of an event that the list names one by one."""
+_URGENT: Final = (
+    *(DeliveryStatus.dead, DeliveryStatus.leased, DeliveryStatus.pending, DeliveryStatus.discarded),
+    DeliveryStatus.done,
+)
+"""Of several deliveries, the state of the first in this order is the event's last outcome."""
 NEW: Final = 20
 OFTEN: Final = (
     *("status:dead", "status:pending", "-status:done", "is:replayed", "outcome:conflict", "arrivals:>1", "code:5xx"),
@@ -93,7 +102,7 @@ async def events(context: PageContext) -> Response:
         query=query,
         error=error,
         page=page,
-        items=page.items,
+        rows=await _describe_rows(context, page.items),
         is_first=before is None,
         next=cursor("event", page.next),
         total=total,
@@ -113,8 +122,6 @@ async def events(context: PageContext) -> Response:
             ),
         ],
         chosen={word: _find_choice(query, word) for word in CHOICES},
-        states=await _describe_unfinished(context, page.items),
-        nothing=ListedState(),
         parts=_parts(query),
         chips=_chips(query),
         groups=await _completions(context, query),
@@ -135,41 +142,72 @@ class ListedState:
     """Destinations that were tried before and wait for another attempt."""
 
 
-async def _describe_unfinished(context: PageContext, shown: Sequence[ListedEvent]) -> dict[bytes, ListedState]:
+@dataclass(frozen=True, slots=True)
+class ListedRow:
+    """An event in the list, with the deliveries that get a chip of their own."""
+
+    event: ListedEvent
+    state: ListedState
+
+    @property
+    def done(self) -> int:
+        return sum(one.status is DeliveryStatus.done for one in self.event.deliveries)
+
+    @property
+    def has_progress(self) -> bool:
+        """Tell whether the deliveries are too many for a chip each, so that a number says how many are done."""
+        return len(self.event.deliveries) > CHIPS
+
+    @property
+    def chips(self) -> Sequence[ListedDelivery]:
+        """Return the deliveries to name: all of a few, of many those that are not done, dead ones first."""
+        if not self.has_progress:
+            return self.event.deliveries
+        unfinished = [one for one in self.event.deliveries if one.status is not DeliveryStatus.done]
+        return sorted(unfinished, key=lambda one: _URGENT.index(one.status))[:CHIPS]
+
+    @property
+    def unnamed(self) -> int:
+        """Return the number of unfinished deliveries without a chip."""
+        return len(self.event.deliveries) - self.done - len(self.chips) if self.has_progress else 0
+
+    @property
+    def names(self) -> str:
+        return ", ".join(one.destination for one in self.event.deliveries)
+
+
+async def _describe_rows(context: PageContext, shown: Sequence[ListedEvent]) -> list[ListedRow]:
     """Describe each event that is not simply done, from one short query of its deliveries."""
     odd = [event for event in shown if any(one.status is not DeliveryStatus.done for one in event.deliveries)]
     pages = await asyncio.gather(*[context.admin.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
-    return {
+    levels = (await context.frames.get(context.admin)).levels
+    states = {
         event.id: ListedState(
-            _outcome(page.items, context.now),
+            _outcome(page.items, levels, context.now),
             frozenset(one.destination for one in page.items if one.status is DeliveryStatus.pending and one.attempts),
         )
         for event, page in zip(odd, pages, strict=True)
     }
+    return [ListedRow(event, states.get(event.id, ListedState())) for event in shown]
 
 
-def _outcome(deliveries: Sequence[StoredDelivery], now: datetime) -> str:
-    order = [DeliveryStatus.dead, DeliveryStatus.leased, DeliveryStatus.pending, DeliveryStatus.discarded]
-    ranked = sorted(deliveries, key=lambda one: order.index(one.status) if one.status in order else len(order))
-    return _describe(ranked[0], now) if ranked else ""
+def _outcome(deliveries: Sequence[StoredDelivery], levels: Mapping[str, Level], now: datetime) -> str:
+    ranked = sorted(deliveries, key=lambda one: _URGENT.index(one.status))
+    return _describe(ranked[0], levels.get(ranked[0].destination), now) if ranked else ""
 
 
-def _describe(delivery: StoredDelivery, now: datetime) -> str:
+def _describe(delivery: StoredDelivery, level: Level | None, now: datetime) -> str:
     error = first_line(delivery.last_error) or (str(delivery.last_status) if delivery.last_status else "")
     match delivery.status:
         case DeliveryStatus.dead:
-            return delivery.reason or error or "dead"
+            return delivery.reason or error or translate("dead")
         case DeliveryStatus.discarded:
-            return f"discarded: {delivery.reason}" if delivery.reason else "discarded"
+            return f"{translate('discarded')}: {delivery.reason}" if delivery.reason else translate("discarded")
         case DeliveryStatus.leased:
-            return f"{delivery.destination}: in progress"
-        case DeliveryStatus.pending if delivery.blocked_by is not None:
-            return "waiting for an earlier event of its subject"
-        case DeliveryStatus.pending if delivery.due_at is not None and delivery.due_at > now:
-            again = f"retry at {utc(delivery.due_at)}"
-            return f"{error}, {again}" if error else again
+            return f"{delivery.destination}: {translate('in progress')}"
         case DeliveryStatus.pending:
-            return f"{error}, due now" if error else "due now"
+            next_ = timeline.next_step(delivery, level, now)
+            return f"{error}, {next_}" if error and delivery.blocked_by is None else next_
         case _:
             return ""
 
@@ -179,8 +217,7 @@ async def rows(context: PageContext) -> Response:
     ids = [some_id(EventId, text) for text in context.parameter("ids").split(",")[:SHOWN] if text]
     pages = await asyncio.gather(*[context.admin.events(Filter(event_id=one), limit=1) for one in ids])
     items = [event for page in pages for event in page.items]
-    states = await _describe_unfinished(context, items)
-    return context.fragment("_event_rows.html", items=items, states=states, nothing=ListedState())
+    return context.fragment("_event_rows.html", rows=await _describe_rows(context, items))
 
 
 async def fresh(context: PageContext) -> Response:
@@ -304,7 +341,16 @@ async def event(context: PageContext) -> Response:
         tab=tab,
         near=near,
         beside=await context.admin.beside(shown.event),
-        held={one.id: timeline.held_back(history.levels.get(one.destination), context.now) for one in shown.deliveries},
+        waits={
+            one.id: timeline.next_step(one, history.levels.get(one.destination), context.now)
+            for one in shown.deliveries
+            if one.status is DeliveryStatus.pending
+        },
+        held={
+            one.id
+            for one in shown.deliveries
+            if timeline.is_held(one, history.levels.get(one.destination), context.now)
+        },
         message=next(iter((await context.admin.previews(shown.deliveries)).values()), None),
         replayable=await context.admin.replayable(shown.deliveries),
         curl=_curl(shown, context.origin) if context.admin.sees_payloads else None,

@@ -183,17 +183,32 @@ def _ahead(history: EventHistory, delivery: StoredDelivery) -> Moment:
         number = _number(history, delivery, delivery.run, max(delivery.attempts, 1))
         return Moment(history.now, "leased", f"{name}, {number}, {translate('in progress')}", "", due_at=history.now)
     number = _number(history, delivery, delivery.run, delivery.attempts + 1)
+    level = history.levels.get(name)
+    next_ = next_step(delivery, level, history.now)
+    if delivery.due_at is None or is_held(delivery, level, history.now):
+        state = "pending" if delivery.due_at is None else "paused"
+        return Moment(history.now, state, f"{name}, {number}", next_, due_at=history.now)
+    return Moment(delivery.due_at, "future", f"{name}, {number}", next_, due_at=delivery.due_at)
+
+
+def is_held(delivery: StoredDelivery, level: Level | None, now: datetime) -> bool:
+    """Tell whether a pending delivery waits for its destination, and not for its own time."""
+    if level is None or delivery.due_at is None or not held_back(level, now):
+        return False
+    return delivery.due_at <= (level.open_until if level.paused_at is None and level.open_until else now)
+
+
+def next_step(delivery: StoredDelivery, level: Level | None, now: datetime) -> str:
+    """Return what a pending delivery waits for: its subject, its destination, or a time."""
+    if delivery.blocked_by is not None:
+        return translate("waiting for an earlier event of its subject")
     if delivery.due_at is None:
-        behind = translate("waiting for an earlier event of its subject" if delivery.blocked_by else "held")
-        return Moment(history.now, "pending", f"{name}, {number}", behind, due_at=history.now)
-    if held := held_back(history.levels.get(name), history.now):
-        level = history.levels[name]
-        from_ = level.open_until if level.paused_at is None and level.open_until else history.now
-        if delivery.due_at <= from_:
-            return Moment(history.now, "paused", f"{name}, {number}", held, due_at=history.now)
-    if delivery.due_at <= history.now:
-        return Moment(delivery.due_at, "future", f"{name}, {number}", translate("due now"), due_at=delivery.due_at)
-    return Moment(delivery.due_at, "future", f"{name}, {number}", "", due_at=delivery.due_at)
+        return translate("held")
+    if is_held(delivery, level, now):
+        return held_back(level, now)
+    if delivery.due_at <= now:
+        return translate("due now")
+    return translate("retry at {}" if delivery.attempts else "due at {}").format(utc(delivery.due_at))
 
 
 def held_back(level: Level | None, now: datetime) -> str:
