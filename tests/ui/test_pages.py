@@ -253,7 +253,7 @@ def test_the_list_counts_the_deliveries_of_an_event_that_has_many(own_house: Hou
     own_house.order("few")
     own_house.settle()
     few = own_house.ask("GET", "/events", headers=cookie).text
-    assert "ship<span class=\"vh\"> done" in few
+    assert 'ship<span class="vh"> done' in few
     assert '<span class="quiet-mark" title="done">✓' in few
     event = own_house.do(own_house.inbox.admin.events(Filter())).items[0]
     (ship,) = event.deliveries
