@@ -313,6 +313,21 @@ def test_a_body_is_shown_three_ways_and_saved_as_it_is(house: House, enter: Ente
     assert download.value.path().read_bytes().startswith(b'{"id":"req_twice"')
 
 
+def test_an_arrival_says_exactly_when_and_by_whom(own_house: House) -> None:
+    body = b'{"id": "one", "type": "order.paid", "order": "order/one"}'
+    headers = {"User-Agent": "Shop/2.1", "X-Forwarded-For": "203.0.113.9, 10.0.0.1"}
+    for _ in range(2):
+        own_house.do(own_house.inbox.receive("orders", headers, body))
+    event = found(own_house, "key:one")
+    cookie = {"cookie": own_house.login("viewer")}
+    page = own_house.ask("GET", f"/events/{event}?tab=arrivals", headers=cookie).text
+    table = page[page.index("<th>Sent by</th>") :]
+    assert re.search(r'data-form="full"[^>]*>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}<', table)
+    assert "203.0.113.9</code>" in table
+    assert ">Shop/2.1<" in table
+    assert re.search(r'<span class="dimmer">\+\d+ ms</span>', table)
+
+
 def test_a_conflict_shows_what_differs(house: House, enter: Enter) -> None:
     page = enter(house)
     page.goto(f"{house.url}/events/{found(house, 'key:req_twice')}")

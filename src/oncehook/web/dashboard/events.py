@@ -38,6 +38,7 @@ from oncehook.reports import (
     SentRequest,
     ShownArrival,
     ShownEvent,
+    ShownRequest,
     call_steps,
     received_response,
     sent_request,
@@ -358,9 +359,17 @@ async def event(context: PageContext) -> Response:
         has_conflict=any(one.outcome is Outcome.conflict for one in arrivals),
         exchange=_show_exchange if context.admin.sees_payloads else lambda event, attempt: None,
         attempt_state=timeline.attempt_state,
+        sender=_find_sender,
         answer=timeline.answer,
         **await _detail(context, shown, arrivals, tab),
     )
+
+
+def _find_sender(request: ShownRequest) -> tuple[str, str]:
+    """Return the sender's address, if a proxy has written it into the request, and the name of its program."""
+    values = dict(reversed(request.headers))  # of a repeated header, the first
+    found = [values.get(name, "").partition(",")[0].strip() for name in ("x-forwarded-for", "x-real-ip")]
+    return next(filter(None, found), ""), values.get("user-agent", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -369,7 +369,7 @@ def fold_above(gaps: Sequence[float]) -> float:
     short = sorted(gap for gap in gaps if gap > 0)
     limit = inf
     for shorter, longer in pairwise(short):
-        if longer > 6 * max(sum(gap for gap in short if gap <= shorter), 0.02):
+        if longer > 6 * max(sum(gap for gap in short if gap <= shorter), 0.05):
             limit = shorter
             break
     return limit
@@ -426,15 +426,15 @@ def _next_at(delivery: StoredDelivery, now: datetime) -> datetime | None:
 def _draw_time(drawn: TimelineChart, scale: _Scale, now: datetime) -> None:
     drawn.folds = scale.folds
     is_fine = scale.per_second > 40  # seconds alone would repeat themselves
-    last = -100.0
+    last, before = -100.0, ""
     for at in scale.times:
         x = scale.x(at)
-        if x - last < (TICK + 18 if is_fine else TICK):
-            continue
-        last = x
         is_today = (now - at).total_seconds() < 43_200
         text = at.strftime("%H:%M:%S" if is_today else "%d %b %H:%M")
-        drawn.ticks.append((x, f"{text}.{at.microsecond // 1000:03}" if is_fine and is_today else text))
+        text += f".{at.microsecond // 1000:03}" if is_fine and is_today else ""
+        if x - last >= (TICK + 18 if is_fine else TICK) and text != before:
+            drawn.ticks.append((x, text))
+            last, before = x, text
 
 
 def _draw_lane(drawn: TimelineChart, scale: _Scale, history: EventHistory, delivery: StoredDelivery, lane: int) -> None:
