@@ -1277,13 +1277,28 @@ class Admin:
         return await self._store.check()
 
     async def rejections(
-        self, limit: int = 50, *, before: int | None = None, source: str | None = None
+        self,
+        limit: int = 50,
+        *,
+        before: int | None = None,
+        source: str | None = None,
+        reason: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> list[ShownRejection]:
         """Return the latest rejected arrivals, newest first, each with a diagnosis for viewers of payloads."""
-        all_of_them = not self.scope.is_limited and source is None
+        all_of_them = not self.scope.is_limited and source is None and reason is None and since is None
         # Nothing that was rejected belongs to an account: whose name it bears is its sender's word.
         found = await self._store.recent_rejections(limit if all_of_them else KEPT_REJECTIONS, before=before)
-        mine = [one for one in found if self.scope.sees(one.source, None) and source in (None, one.source)][:limit]
+        mine = [
+            one
+            for one in found
+            if self.scope.sees(one.source, None)
+            and source in (None, one.source)
+            and reason in (None, one.reason)
+            and (since is None or one.at >= since)
+            and (until is None or one.at < until)
+        ][:limit]
         if self._viewer is not None and self.sees_payloads and any(one.head is not None for one in mine):
             await self._notes.note_view(self._store, self._viewer, "rejections")
         if not self.sees_payloads:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
 
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -99,18 +100,32 @@ async def routes(context: PageContext) -> Response:
 
 
 async def rejected(context: PageContext) -> Response:
-    """Show rejected arrivals, each with a diagnosis."""
-    before, source = context.cursor("rejection"), context.parameter("source")
+    """Show rejected arrivals of a source, a cause and a time span, each with a diagnosis."""
+    before, source, reason = context.cursor("rejection"), context.parameter("source"), context.parameter("reason")
+    span = context.span() if any(context.parameter(name) for name in ("since", "from")) else None
+    end = None if span is None else span.end(context.now)
     found = await context.admin.rejections(
-        REJECTED, before=None if before is None else int.from_bytes(before[:8]), source=source or None
+        REJECTED,
+        before=None if before is None else int.from_bytes(before[:8]),
+        source=source or None,
+        reason=reason or None,
+        since=None if span is None or end is None else end - timedelta(seconds=span.seconds),
+        until=None if span is None else span.until,
     )
     last = found[-1].rejection.n.to_bytes(8) if len(found) == REJECTED else None
     names = [one.name for one in await context.admin.sources()]
+    reasons = sorted({reason for _, _, reason in await context.admin.rejection_counts()})
+    chosen = {"source": source, "reason": reason}
     return await context.page(
         "rejected.html",
         found=found,
         source=source,
+        reason=reason,
+        span=span,
         names=names if not source or source in names else [*names, source],
+        reasons=reasons if not reason or reason in reasons else [*reasons, reason],
+        ranges=SPANS,
+        filter=urlencode({name: value for name, value in chosen.items() if value}) + (f"&{span.query}" if span else ""),
         is_first=before is None,
         next=cursor("rejection", last),
         kept=KEPT_REJECTIONS,
