@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,59 @@ def test_a_destination_says_how_it_stands_and_what_comes_next(own_house: House) 
     [(word, why)] = standing("billing")
     assert (word, "One trial decides" in why) == ("held back", True)
     assert own_house.do(own_house.inbox.admin.destination("billing")).state == "held_back"
+    banner = own_house.ask("GET", "/destinations", headers=cookie).text.partition("billing is held back until")[2]
+    assert "runbooks/destination-down.md" in banner[: banner.index("</div>")]
+
+
+def test_numbers_of_the_overview_lead_to_what_they_count(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+    own_house.order("one")
+    own_house.settle()
+    page = own_house.ask("GET", "/?since=24h", headers=cookie).text
+    links = {unescape(link) for link in re.findall(r'<a class="stat[^"]*" href="([^"]*)"', page)}
+    assert {"/rejected?since=24h", "/events?query=status%3Adone+since%3A24h"} <= links
+    assert "/events?query=%28outcome%3Aduplicate+OR+outcome%3Aconflict%29+since%3A24h" in links
+    for link in links:
+        assert own_house.ask("GET", link, headers=cookie).status == 200, link
+    assert re.search(
+        r'Received</span><span class="value">1 <small>/day</small></span><span class="sub">1 accepted<', page
+    )
+    assert "1 arrival: 1 accepted, 0 duplicate" in page
+
+
+def test_rejected_arrivals_are_found_by_cause_and_time(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("operator")}
+    own_house.receive("stripe", forge=True)
+    own_house.do(own_house.inbox.receive("nowhere", {}, b"{}"))
+    own_house.do(own_house.inbox.write_counts())
+
+    def listed(path: str) -> int:
+        return own_house.ask("GET", path, headers=cookie).text.count('<article class="rejection"')
+
+    assert listed("/rejected") == 2
+    assert listed("/rejected?reason=unknown+source") == 1
+    assert listed("/rejected?since=1h") == 2
+    assert listed("/rejected?from=2020-01-01T00:00Z&to=2020-01-01T01:00Z") == 0
+    assert "None of those that are kept match" in own_house.ask("GET", "/rejected?reason=x", headers=cookie).text
+
+
+def test_labels_of_a_chart_do_not_touch(own_house: House, enter: Enter) -> None:
+    own_house.order("one")
+    own_house.settle()
+    for viewport in (WIDE, PHONE):
+        page = enter(own_house, viewport=viewport)
+        for span in ("1h", "24h", "7d"):
+            page.goto(f"{own_house.url}/?since={span}")
+            page.wait_for_selector("#latency canvas")
+            widths = page.locator("oh-chart").evaluate_all(
+                """(charts) => charts.map((chart) => {
+                    const room = chart.plot.clientWidth - 76, labels = chart.short(chart.ticks(room));
+                    return [labels.length, labels.join("").length * 6.5, room];
+                })"""
+            )
+            for count, taken, room in widths:
+                assert count >= 1
+                assert taken < room, (viewport, span)
 
 
 def test_the_list_counts_the_deliveries_of_an_event_that_has_many(own_house: House) -> None:
