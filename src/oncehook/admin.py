@@ -157,6 +157,8 @@ class AdminHost(Protocol):
     routes: list[Route]
     limits: Limits
     settings: Loaded | None
+    places: dict[tuple[str, str], str]
+    signing_secrets: dict[str, list[str]]
 
     @property
     def definitions(self) -> Definitions: ...
@@ -898,7 +900,8 @@ class Admin:
         """Return what defines one of the inbox's own, and where."""
         loaded = self._inbox.settings
         if loaded is None or name is None or (isinstance(name, str) and name not in getattr(loaded.config, noun)):
-            return {"origin": "program"}
+            place = self._inbox.places.get((noun, str(name)))
+            return {"origin": "program"} | ({} if place is None else {"place": place})
         return {"origin": "file", "place": loaded.place((noun, name))}
 
     def _build_route(self, definition: StoredDefinition) -> Route:
@@ -975,8 +978,9 @@ class Admin:
             made = show_destination(one, routes, levels.get(one.name, Level()), counted, now)
             origin = self._origin("destination", one.name)
             if isinstance(one, HandlerDestination):
-                origin.setdefault("place", place_of(one.handler))
-            shown.append(replace(made, **origin))
+                origin["place"] = place_of(one.handler)
+            signs = self._inbox.signing_secrets.get(one.name, ())
+            shown.append(replace(made, **origin, signs_with=signs))
         for definition in definitions:
             level, counted = levels.get(definition.name, Level()), figures.by_destination.get(definition.name, {})
             origin = _stored_origin(definition)

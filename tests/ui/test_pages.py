@@ -341,6 +341,21 @@ def test_a_delivery_to_a_destination_held_back_is_not_called_due(own_house: Hous
         assert "due now" not in page
 
 
+def test_setup_pages_say_where_things_are_defined_and_secrets_kept(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+    page = own_house.ask("GET", "/sources", headers=cookie).text
+    stripe = page[page.index('id="stripe"') :]
+    assert re.search(r"Defined in</dt><dd><code>\S*house.py:\d+</code>", stripe)
+    assert "in the program</span>" in stripe
+    assert "whsec_house" not in page
+    assert "<code>$.data.object.customer</code>" in stripe
+    page = own_house.ask("GET", "/destinations", headers=cookie).text
+    for name, signs in (("n8n", "<code>standard-webhooks</code>"), ("billing", "requests are unsigned")):
+        card = page[page.index(f'id="{name}"') :].partition("</section>")[0]
+        assert re.search(r"Defined in</dt><dd><code>\S*house.py:\d+</code>", card)
+        assert signs in card
+
+
 def test_the_theme_is_chosen_and_kept(house: House, enter: Enter) -> None:
     page = enter(house, color_scheme="light")
     page.goto(house.url + "/system")
