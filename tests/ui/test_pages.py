@@ -178,6 +178,21 @@ def test_an_address_that_is_no_page_is_not_called_pruned(house: House) -> None:
     assert (gone.status, "pruned" in gone.text) == (404, True)
 
 
+def test_what_needs_script_or_keys_is_hidden_where_there_is_none(own_house: House, enter: Enter) -> None:
+    own_house.order("one")
+    own_house.settle()
+    bare = enter(own_house, viewport=WIDE, java_script_enabled=False)
+    bare.goto(own_house.url)
+    expect(bare.locator("#arrivals summary")).to_be_visible()
+    for drawn in ("oh-chart .plot", "kbd", "#arrivals .key"):
+        expect(bare.locator(drawn).first).to_be_hidden()
+    phone = enter(own_house, viewport=PHONE)
+    phone.goto(own_house.url + "/events")
+    phone.locator("#q").focus()
+    expect(phone.locator("#complete")).to_be_visible()
+    expect(phone.locator(".complete > p")).to_be_hidden()
+
+
 def test_a_phone_can_log_out_and_choose_the_clock(own_house: House, enter: Enter) -> None:
     page = enter(own_house, viewport=PHONE)
     page.goto(own_house.url + "/system")
