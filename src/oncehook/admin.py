@@ -900,8 +900,7 @@ class Admin:
         """Return what defines one of the inbox's own, and where."""
         loaded = self._inbox.settings
         if loaded is None or name is None or (isinstance(name, str) and name not in getattr(loaded.config, noun)):
-            place = self._inbox.places.get((noun, str(name)))
-            return {"origin": "program"} | ({} if place is None else {"place": place})
+            return {"origin": "program", "place": self._inbox.places.get((noun, str(name)))}
         return {"origin": "file", "place": loaded.place((noun, name))}
 
     def _build_route(self, definition: StoredDefinition) -> Route:

@@ -528,7 +528,7 @@ def list_places(places: object) -> list[str]:
     if places is None:
         return []
     if not isinstance(places, list | tuple):
-        return [rule(places)]
+        return [f"{rule(places)}()" if callable(places) else rule(places)]
     joined = [" + ".join(map(rule, place)) if isinstance(place, list | tuple) else rule(place) for place in places]
     return list(dict.fromkeys(joined))
 

@@ -60,6 +60,7 @@ def test_places_of_a_rule_are_listed_once_with_composites_as_such() -> None:
     rule = [["$.account", "$.id"], "$.id", ["$.account", "$.id"], ["$.only"]]
     assert reports.list_places(rule) == ["$.account + $.id", "$.id", "$.only"]
     assert reports.list_places("$.id") == ["$.id"]
+    assert reports.list_places(handler_name) == ["handler_name()"]
     assert reports.list_places(None) == []
 
 

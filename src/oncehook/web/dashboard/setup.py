@@ -150,12 +150,22 @@ async def _source_card(
 
 
 async def _flow(
-    context: PageContext, names: Sequence[str], *, source: str | None = None, destination: str | None = None
+    context: PageContext,
+    names: Sequence[str],
+    failed: Sequence[str] = (),
+    *,
+    source: str | None = None,
+    destination: str | None = None,
 ) -> Spark:
+    """Return the sparkline of the day for the sum of some counters, with the part that `failed` counters are of it."""
     steps = DAY.steps(context.now)
     flows = await context.admin.series(steps[0], DAY.step, source=source, destination=destination)
-    columns = [fill(flows.get(name), steps, DAY.step) for name in names]
-    return spark([float(sum(values)) for values in zip(*columns, strict=True)])
+
+    def add_up(names: Sequence[str]) -> list[float]:
+        columns = [fill(flows.get(name), steps, DAY.step) for name in names]
+        return [float(sum(values)) for values in zip(*columns, strict=True)]
+
+    return spark(add_up([*names, *failed]), add_up(failed))
 
 
 # -- destinations ------------------------------------------------------------------------------
@@ -195,7 +205,7 @@ async def destinations(context: PageContext) -> Response:
     """Show destinations: those of file and program, then stored ones, a page of them; or the one that has a name."""
     found, about_page = await _page_of(context, "destination", context.admin.destinations, context.admin.destination)
     lines = await asyncio.gather(
-        *[_flow(context, ("succeeded", "retry", "died"), destination=one.name) for one in found]
+        *[_flow(context, ("succeeded",), ("retry", "died"), destination=one.name) for one in found]
     )
     flows = await context.flows.get(context.admin, DAY, context.now)
     cards = []
