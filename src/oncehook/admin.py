@@ -566,8 +566,12 @@ class Admin:
         """Return the destinations of all workers, in whichever process."""
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
-    async def causes(self, destination: str | None = None) -> list[Cause]:
-        found = await self._store.causes(destination, _list_names(self.scope.sources), _list_names(self.scope.accounts))
+    async def causes(self, destination: str | None = None, source: str | None = None) -> list[Cause]:
+        """Return the causes of dead letters, those of most first; on request of one destination and of one source."""
+        sources = _list_names(self.scope.sources)
+        if source is not None:
+            sources = [source] if sources is None or source in sources else []
+        found = await self._store.causes(destination, sources, _list_names(self.scope.accounts))
         return [one for one in found if self._goes_to_seen(one.destination)]
 
     async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
