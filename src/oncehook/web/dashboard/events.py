@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from starlette.responses import RedirectResponse, Response
 
 from oncehook.errors import NotFound, QueryInvalid, Undecryptable
+from oncehook.human import nearest
 from oncehook.model import (
+    REPLAY_PAUSE,
     DeliveryStatus,
     EventId,
     Filter,
@@ -47,7 +49,7 @@ from oncehook.web.api import schemas
 from oncehook.web.api.request import cursor
 from oncehook.web.dashboard import bodies, timeline
 from oncehook.web.dashboard.context import SAFE, PageContext
-from oncehook.web.dashboard.render import first_line
+from oncehook.web.dashboard.render import first_line, utc
 from oncehook.web.dashboard.timeline import EventHistory
 from oncehook.web.language import translate
 
@@ -102,6 +104,7 @@ async def events(context: PageContext) -> Response:
         status=200 if error is None else 400,
         query=query,
         error=error,
+        suggested=_suggest(context, query) if error else "",
         page=page,
         rows=await _describe_rows(context, page.items),
         is_first=before is None,
@@ -128,6 +131,27 @@ async def events(context: PageContext) -> Response:
         groups=await _completions(context, query),
         command=shlex.join(["oncehook", "events", *([query] if query else [])]),
     )
+
+
+def _suggest(context: PageContext, query: str) -> str:
+    """Return the query that was probably meant instead of one that was refused; empty where nothing is near."""
+    words = _WORD.findall(query)
+    for place, whole in enumerate(words):
+        lead = whole[: len(whole) - len(whole.lstrip("(-"))]
+        name, colon, value = whole.removeprefix(lead).partition(":")
+        if not colon or name.startswith(BODY):
+            continue
+        known = WORDS[name].values if name in WORDS else ()
+        near = nearest(name, WORDS) if name not in WORDS else nearest(value, known) if value not in known else None
+        if near is None:
+            continue
+        words[place] = f"{lead}{near}:{value}" if name not in WORDS else f"{lead}{name}:{near}"
+    meant = " ".join(words)
+    try:
+        context.admin.read(meant)
+    except QueryInvalid:
+        return ""
+    return meant
 
 
 async def _source_names(context: PageContext) -> list[str]:
@@ -332,6 +356,7 @@ async def event(context: PageContext) -> Response:
     tab = context.parameter("tab", "body")
     tab = tab if tab in TABS else "body"
     near = await _neighbours(context, shown)
+    replayable = await context.admin.replayable(shown.deliveries)
     return await context.page(
         "event.html",
         shown=shown,
@@ -353,7 +378,8 @@ async def event(context: PageContext) -> Response:
             if timeline.is_held(one, history.levels.get(one.destination), context.now)
         },
         message=next(iter((await context.admin.previews(shown.deliveries)).values()), None),
-        replayable=await context.admin.replayable(shown.deliveries),
+        replayable=replayable,
+        no_replay="" if replayable else _why_no_replay(shown.deliveries, context.now),
         curl=_curl(shown, context.origin) if context.admin.sees_payloads else None,
         fixture=_fixture(shown, await context.admin.kinds(one.destination for one in shown.deliveries)),
         has_conflict=any(one.outcome is Outcome.conflict for one in arrivals),
@@ -363,6 +389,17 @@ async def event(context: PageContext) -> Response:
         answer=timeline.answer,
         **await _detail(context, shown, arrivals, tab),
     )
+
+
+def _why_no_replay(deliveries: Sequence[StoredDelivery], now: datetime) -> str:
+    """Return why none of an event's deliveries can be replayed now; empty where none was replayed lately."""
+    again = [one for one in deliveries if one.last_replay_at is not None]
+    if any(one.status in (DeliveryStatus.pending, DeliveryStatus.leased) for one in again):
+        return translate("a replay is under way")
+    rested = [one.last_replay_at + timedelta(seconds=REPLAY_PAUSE) for one in again if one.last_replay_at is not None]
+    if not rested or min(rested) <= now:
+        return ""
+    return translate("just replayed, possible again at {}").format(utc(min(rested)))
 
 
 def _find_sender(request: ShownRequest) -> tuple[str, str]:

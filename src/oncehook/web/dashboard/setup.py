@@ -19,6 +19,7 @@ from starlette.responses import Response
 from oncehook.errors import BadRequest, NotFound
 from oncehook.human import show_span
 from oncehook.model import DeliveryStatus, Filter, ListedEvent, StoredDelivery
+from oncehook.query import quote_value
 from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
 from oncehook.store.base import KEPT_REJECTIONS
@@ -183,6 +184,11 @@ class DestinationCard:
     can_test: bool
     took: Sequence[float | None]
     """Milliseconds of an attempt, p50 and p95, over the day."""
+
+    @property
+    def dead_query(self) -> str:
+        """Return the query of its dead letters, for the plan of a replay."""
+        return f"destination:{quote_value(self.shown.name)} status:dead"
 
     @property
     def subscribed(self) -> Sequence[str]:
