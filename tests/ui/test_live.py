@@ -43,6 +43,26 @@ def test_rows_come_by_themselves_and_wait_for_a_reader(own_house: House, enter: 
     expect(page.locator(ROWS)).to_have_count(6)
 
 
+def test_attempts_of_the_past_are_there_when_the_page_comes(own_house: House) -> None:
+    own_house.order("well")
+    own_house.mood.ship = "later"
+    own_house.order("late")
+    own_house.settle()
+    cookie = {"cookie": own_house.login("viewer")}
+
+    def rows(kind: str) -> list[str]:
+        page = own_house.ask("GET", f"/live?kind={kind}", headers=cookie).text
+        return page[page.index("<tbody>") : page.index("</tbody>")].split("<tr>")[1:]
+
+    retry, accepted, done, first = rows("all")
+    assert "the warehouse is closed" in retry
+    assert re.search(r"retry 1<.*, after \d+ ms", retry, re.DOTALL)
+    assert re.search(r'c-out">\d+ ms<', done)
+    assert "accepted" in accepted
+    assert "accepted" in first
+    assert [len(rows(kind)) for kind in ("arrivals", "attempts", "dead")] == [2, 2, 0]
+
+
 def test_text_that_is_being_selected_does_not_move(own_house: House, enter: Enter) -> None:
     own_house.order("zero")
     own_house.settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from oncehook.errors import BadRequest, NotFound
 from oncehook.human import show_span
-from oncehook.model import DeliveryStatus, Filter, ListedEvent, StoredDelivery
+from oncehook.model import AttemptOutcome, DeliveryStatus, Filter, ListedEvent, StoredAttempt, StoredDelivery
 from oncehook.query import quote_value
 from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
@@ -26,10 +26,11 @@ from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.web.api import schemas
 from oncehook.web.api.request import cursor, next_definition
 from oncehook.web.auth import Role
-from oncehook.web.dashboard import charts
+from oncehook.web.dashboard import charts, timeline
 from oncehook.web.dashboard.charts import SPANS, Spark, fill, spark
 from oncehook.web.dashboard.context import PageContext
 from oncehook.web.dashboard.pictures import draw_map
+from oncehook.web.dashboard.render import first_line
 
 DAY: Final = SPANS[1]
 AUDIT: Final = 40
@@ -271,17 +272,61 @@ async def live(context: PageContext) -> Response:
 LATEST: Final = 50
 
 
-async def _latest(context: PageContext, kind: str, source: str) -> list[tuple[datetime, ListedEvent | StoredDelivery]]:
-    """Return what has happened lately, newest first: arrivals, and how deliveries ended."""
-    found: list[tuple[datetime, ListedEvent | StoredDelivery]] = []
+@dataclass(frozen=True, slots=True)
+class PastMoment:
+    """Something that has happened, in the form of the live stream."""
+
+    at: datetime
+    kind: str
+    fields: Mapping[str, Any]
+
+
+async def _latest(context: PageContext, kind: str, source: str) -> list[PastMoment]:
+    """Return what has happened lately, newest first: arrivals, attempts, and how deliveries ended without one."""
+    found: list[PastMoment] = []
     meant = Filter(source=source or None)
     if kind in ("all", "arrivals"):
-        found += [(event.received_at, event) for event in (await context.admin.events(meant, limit=LATEST)).items]
+        events = (await context.admin.events(meant, limit=LATEST)).items
+        found += [PastMoment(one.received_at, "arrival", _describe_arrival(one)) for one in events]
     if kind != "arrivals":
         status = DeliveryStatus.dead if kind == "dead" else None
-        ended = await context.admin.deliveries(replace(meant, status=status), limit=LATEST)
-        found += [(one.settled_at, one) for one in ended.items if one.settled_at is not None]
-    return sorted(found, key=lambda one: one[0], reverse=True)[:LATEST]
+        deliveries = (await context.admin.deliveries(replace(meant, status=status), limit=LATEST)).items
+        attempts = await asyncio.gather(*[context.admin.attempts(one.id) for one in deliveries])
+        for delivery, made in zip(deliveries, attempts, strict=True):
+            wanted = [one for one in made if kind != "dead" or one.outcome is AttemptOutcome.dead]
+            found += [PastMoment(one.ended_at, "attempt", _describe_attempt(delivery, one)) for one in wanted]
+            if not made and delivery.settled_at is not None:
+                found.append(PastMoment(delivery.settled_at, "attempt", _describe_end(delivery)))
+    return sorted(found, key=lambda one: one.at, reverse=True)[:LATEST]
+
+
+def _describe_arrival(event: ListedEvent) -> dict[str, Any]:
+    about = {"source": event.source, "type": event.type, "subject": event.subject, "event_id": str(event.id)}
+    return {**about, "outcome": "accepted", "copies": event.copies}
+
+
+def _describe_end(delivery: StoredDelivery) -> dict[str, Any]:
+    """Describe the end of a delivery as an attempt is described in the live stream."""
+    return {
+        "source": delivery.source,
+        "type": delivery.type,
+        "subject": delivery.subject,
+        "event_id": str(delivery.event_id),
+        "destination": delivery.destination,
+        "outcome": str(delivery.status),
+        "note": delivery.note,
+        "error": delivery.last_error or delivery.reason,
+    }
+
+
+def _describe_attempt(delivery: StoredDelivery, attempt: StoredAttempt) -> dict[str, Any]:
+    return {
+        **_describe_end(delivery),
+        "outcome": "retry" if attempt.outcome is AttemptOutcome.crashed else str(attempt.outcome),
+        "attempt": attempt.n,
+        "duration_s": (attempt.ended_at - attempt.started_at).total_seconds(),
+        "error": first_line(timeline.answer(attempt)),
+    }
 
 
 async def _tokens(context: PageContext) -> Sequence[Any]:
