@@ -1116,17 +1116,30 @@ class Admin:
             self._signs[source] = samples.can_sign(found, next(iter(found.preset.samples)))
         return tuple(found.preset.samples) if self._signs[source] else ()
 
-    async def send_sample(self, name: str, kind: str = "", *, actor: str) -> Sampled:
-        """Send one signed sample of the preset through the receiver. Raises NotFound or BadRequest."""
-        source, known = await self._source(name), await self.sample_types(name)
+    async def sample_body(self, name: str, kind: str) -> bytes:
+        """Return the body of a sample, with fresh ids. Raises NotFound or BadRequest."""
+        await self._check_sample(name, kind)
+        return samples.draft(await self._source(name), kind).body
+
+    async def send_sample(self, name: str, kind: str = "", *, actor: str, body: bytes | None = None) -> Sampled:
+        """Send one signed sample of the preset through the receiver, on request with another body. Raises NotFound,
+        BadRequest, and Forbidden for a body of a limited viewer's own: it could name another account."""
+        if body is not None and self.scope.is_limited:
+            raise Forbidden("A sample can only be changed by somebody who sees everything.")
+        kind = await self._check_sample(name, kind)
+        await self._store.audit(actor, "sample", name, {"type": kind} | ({} if body is None else {"changed": True}))
+        receipt = await self._inbox.receiver.receive(samples.build_signed(await self._source(name), kind, body))
+        return Sampled(name, kind, receipt.reply.status, receipt.outcome, receipt.event_ids)
+
+    async def _check_sample(self, name: str, kind: str) -> str:
+        """Return the type of a sample that can be sent: the one asked for, or the first."""
+        _, known = await self._source(name), await self.sample_types(name)
         if not known:
             raise BadRequest(f"No sample can be made for {name}.", hint="It has none, or only its sender can sign.")
         kind = kind or known[0]
         if kind not in known:
             raise BadRequest(f'There is no sample "{kind[:60]}".', hint=f"There are: {', '.join(known)}.")
-        await self._store.audit(actor, "sample", name, {"type": kind})
-        receipt = await self._inbox.receiver.receive(samples.build_signed(source, kind))
-        return Sampled(name, kind, receipt.reply.status, receipt.outcome, receipt.event_ids)
+        return kind
 
     # -- how it goes ---------------------------------------------------------------------------
 

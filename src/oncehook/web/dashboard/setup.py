@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
+import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
 
@@ -380,11 +381,30 @@ async def ask_sample(context: PageContext) -> Response:
     kinds = await context.admin.sample_types(name)
     if not found or not kinds:
         raise BadRequest(f"No sample can be made for {name[:60]}.")
-    return await context.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)
+    kind = context.parameter("type") or kinds[0]
+    body = None if context.admin.scope.is_limited else await context.admin.sample_body(name, kind)
+    return await context.dialog(
+        "sample.html", source=found[0], kinds=kinds, kind=kind, body=_lay_out_body(body), sampled=None
+    )
+
+
+def _lay_out_body(body: bytes | None) -> str | None:
+    """Return a sample's body as a person edits it: JSON indented, other text as it is, and None for other bytes."""
+    try:
+        return None if body is None else msgspec.json.format(body, indent=2).decode()
+    except msgspec.DecodeError:
+        with suppress(UnicodeDecodeError):
+            return body.decode() if body is not None else None
+        return None
 
 
 async def sample(context: PageContext) -> Response:
+    """Send a sample, with the body that somebody has edited: only if it was made from the type that is sent."""
     name, form = context.request.path_params["name"], await context.form()
-    sampled = await context.admin.send_sample(name, form.get("type", ""), actor=context.actor)
+    kind, text = form.get("type", ""), form.get("body", "").replace("\r\n", "\n")
+    is_edited = bool(text) and form.get("shown") == kind
+    sampled = await context.admin.send_sample(
+        name, kind, actor=context.actor, body=text.encode() if is_edited else None
+    )
     source = next(one for one in await context.admin.sources() if one.name == name)
-    return await context.dialog("sample.html", source=source, kinds=(), sampled=sampled)
+    return await context.dialog("sample.html", source=source, kinds=(), kind=kind, body=None, sampled=sampled)
