@@ -43,7 +43,7 @@ def spark(values: Sequence[float], failed: Sequence[float] = ()) -> Spark:
         values = [0.0, 0.0]
     highest = max(values)
     line = _path(values, highest)
-    area = f"{_path(failed, highest)}V{HEIGHT:g}H0z" if any(failed) else ""
+    area = f"{_path(failed, highest)}V27H0z" if any(failed) else ""  # nothing is drawn where none failed
     return Spark(line, f"{line}V{HEIGHT:g}H0z", highest, area)
 
 

@@ -94,7 +94,6 @@ def _stats(
     folded, conflicts = total(flows, "duplicate"), total(flows, "conflict")
     done = total(flows, "succeeded")
     taken = f"{number(received - folded - conflicts)} {translate('accepted')}"
-    taken += f", {number(folded + conflicts)} {translate('duplicate')}" if folded + conflicts else ""
     return [
         Stat("Received", *_rate(received, span), _change(received, total(before, "received"), span) or taken,
              _events(span.words), line=spark(flow("received"))),
