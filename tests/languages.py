@@ -32,7 +32,7 @@ SHOWN = (
         "closed",
         "paused",
     ),
-    *("p50", "p95", "p99", "accepted or folded", "in total", "watermark of dead letters", "Ack", "Received to done"),
+    *("p50", "p95", "p99", "in total", "watermark of dead letters", "Ack", "Received to done"),
     *(
         "from",
         "search",

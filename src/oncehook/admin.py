@@ -157,6 +157,8 @@ class AdminHost(Protocol):
     routes: list[Route]
     limits: Limits
     settings: Loaded | None
+    places: dict[tuple[str, str], str]
+    signing_secrets: dict[str, list[str]]
 
     @property
     def definitions(self) -> Definitions: ...
@@ -562,8 +564,12 @@ class Admin:
         """Return the destinations of all workers, in whichever process."""
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
-    async def causes(self, destination: str | None = None) -> list[Cause]:
-        found = await self._store.causes(destination, _list_names(self.scope.sources), _list_names(self.scope.accounts))
+    async def causes(self, destination: str | None = None, source: str | None = None) -> list[Cause]:
+        """Return the causes of dead letters, those of most first; on request of one destination and of one source."""
+        sources = _list_names(self.scope.sources)
+        if source is not None:
+            sources = [source] if sources is None or source in sources else []
+        found = await self._store.causes(destination, sources, _list_names(self.scope.accounts))
         return [one for one in found if self._goes_to_seen(one.destination)]
 
     async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
@@ -904,7 +910,7 @@ class Admin:
         """Return what defines one of the inbox's own, and where."""
         loaded = self._inbox.settings
         if loaded is None or name is None or (isinstance(name, str) and name not in getattr(loaded.config, noun)):
-            return {"origin": "program"}
+            return {"origin": "program", "place": self._inbox.places.get((noun, str(name)))}
         return {"origin": "file", "place": loaded.place((noun, name))}
 
     def _build_route(self, definition: StoredDefinition) -> Route:
@@ -981,8 +987,9 @@ class Admin:
             made = show_destination(one, routes, levels.get(one.name, Level()), counted, now)
             origin = self._origin("destination", one.name)
             if isinstance(one, HandlerDestination):
-                origin.setdefault("place", place_of(one.handler))
-            shown.append(replace(made, **origin))
+                origin["place"] = place_of(one.handler)
+            signs = self._inbox.signing_secrets.get(one.name, ())
+            shown.append(replace(made, **origin, signs_with=signs))
         for definition in definitions:
             level, counted = levels.get(definition.name, Level()), figures.by_destination.get(definition.name, {})
             origin = _stored_origin(definition)
@@ -1115,17 +1122,30 @@ class Admin:
             self._signs[source] = samples.can_sign(found, next(iter(found.preset.samples)))
         return tuple(found.preset.samples) if self._signs[source] else ()
 
-    async def send_sample(self, name: str, kind: str = "", *, actor: str) -> Sampled:
-        """Send one signed sample of the preset through the receiver. Raises NotFound or BadRequest."""
-        source, known = await self._source(name), await self.sample_types(name)
+    async def sample_body(self, name: str, kind: str) -> bytes:
+        """Return the body of a sample, with fresh ids. Raises NotFound or BadRequest."""
+        await self._check_sample(name, kind)
+        return samples.draft(await self._source(name), kind).body
+
+    async def send_sample(self, name: str, kind: str = "", *, actor: str, body: bytes | None = None) -> Sampled:
+        """Send one signed sample of the preset through the receiver, on request with another body. Raises NotFound,
+        BadRequest, and Forbidden for a body of a limited viewer's own: it could name another account."""
+        if body is not None and self.scope.is_limited:
+            raise Forbidden("A sample can only be changed by somebody who sees everything.")
+        kind = await self._check_sample(name, kind)
+        await self._store.audit(actor, "sample", name, {"type": kind} | ({} if body is None else {"changed": True}))
+        receipt = await self._inbox.receiver.receive(samples.build_signed(await self._source(name), kind, body))
+        return Sampled(name, kind, receipt.reply.status, receipt.outcome, receipt.event_ids)
+
+    async def _check_sample(self, name: str, kind: str) -> str:
+        """Return the type of a sample that can be sent: the one asked for, or the first."""
+        _, known = await self._source(name), await self.sample_types(name)
         if not known:
             raise BadRequest(f"No sample can be made for {name}.", hint="It has none, or only its sender can sign.")
         kind = kind or known[0]
         if kind not in known:
             raise BadRequest(f'There is no sample "{kind[:60]}".', hint=f"There are: {', '.join(known)}.")
-        await self._store.audit(actor, "sample", name, {"type": kind})
-        receipt = await self._inbox.receiver.receive(samples.build_signed(source, kind))
-        return Sampled(name, kind, receipt.reply.status, receipt.outcome, receipt.event_ids)
+        return kind
 
     # -- how it goes ---------------------------------------------------------------------------
 
@@ -1283,14 +1303,29 @@ class Admin:
         return await self._store.check()
 
     async def rejections(
-        self, limit: int = 50, *, before: int | None = None, source: str | None = None
+        self,
+        limit: int = 50,
+        *,
+        before: int | None = None,
+        source: str | None = None,
+        reason: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> list[ShownRejection]:
         """Return the latest rejected arrivals, newest first, each with a diagnosis for viewers of payloads."""
         await self._inbox.write_counts()  # who looks right after a refusal finds it
-        all_of_them = not self.scope.is_limited and source is None
+        all_of_them = not self.scope.is_limited and source is reason is since is until is None
         # Nothing that was rejected belongs to an account: whose name it bears is its sender's word.
         found = await self._store.recent_rejections(limit if all_of_them else KEPT_REJECTIONS, before=before)
-        mine = [one for one in found if self.scope.sees(one.source, None) and source in (None, one.source)][:limit]
+        mine = [
+            one
+            for one in found
+            if self.scope.sees(one.source, None)
+            and source in (None, one.source)
+            and reason in (None, one.reason)
+            and (since is None or one.at >= since)
+            and (until is None or one.at < until)
+        ][:limit]
         if self._viewer is not None and self.sees_payloads and any(one.head is not None for one in mine):
             await self._notes.note_view(self._store, self._viewer, "rejections")
         if not self.sees_payloads:

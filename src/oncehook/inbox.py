@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,7 +27,14 @@ from oncehook.categories import Classify, check_classify
 from oncehook.define import Define
 from oncehook.definitions import Definitions
 from oncehook.destinations.base import Destination
-from oncehook.destinations.handler import Handler, HandlerDestination, TakesEvent, TakesTransaction, place_of
+from oncehook.destinations.handler import (
+    Handler,
+    HandlerDestination,
+    TakesEvent,
+    TakesTransaction,
+    place_of,
+    short_path,
+)
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.human import nearest, suggest
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
@@ -65,7 +73,7 @@ from oncehook.routes import Subscriptions, subscribers
 from oncehook.settings import AppNames, Config, Loaded, RetentionConfig, ServerConfig, build, load
 from oncehook.settings.build import Comparison, Encrypt, ObjectsSetting
 from oncehook.settings.check import MISSPELT, check_destination
-from oncehook.settings.read import read_program
+from oncehook.settings.read import Settings, read_program
 from oncehook.settings.stored import Vault, open_vault
 from oncehook.settings.tables import (
     BodiesConfig,
@@ -207,6 +215,10 @@ class Inbox:
         self.sources: dict[str, Source] = {}
         self.routes: list[routes.Route] = []
         self.destinations: dict[str, Destination] = {}
+        self.places: dict[tuple[str, str], str] = {}
+        """File and line of the program at which each source and destination was added, by kind and name."""
+        self.signing_secrets: dict[str, list[str]] = {}
+        """Names of the secrets that requests to a destination are signed with; never their values."""
         self.classifiers: list[Classify] = []
         """Functions given to `classify`, shared by all handlers."""
         self.limits = upkeep.Limits()
@@ -329,7 +341,7 @@ class Inbox:
         for name, settings in config.source.items():
             self.add(Source(name, settings))
         for name, destination in config.destination.items():
-            self.add_destination(build.destination_from(name, destination))
+            self._build_destination(name, destination)
         for index, one in enumerate(config.route):
             self.route(one.from_, one.to, **build.route_settings(one)).index = index
 
@@ -375,6 +387,7 @@ class Inbox:
             if source.name == other.name or source.path == other.path:
                 raise ConfigError(f'Two sources are called "{source.name}" or share the path "{source.path}".')
         self.sources[source.name] = source
+        self.places["source", source.name] = _find_caller()
         return source
 
     def _check_in_time(self, added: str) -> None:
@@ -449,7 +462,12 @@ class Inbox:
         >>> inbox.destination("n8n", url="https://n8n.example/webhook/abc", preset="n8n", permanent=[409])
         """
         read = read_program(DestinationSettings, ("destination", name), settings, check_destination)
-        return self.add_destination(build.destination_from(name, read))
+        return self._build_destination(name, read)
+
+    def _build_destination(self, name: str, settings: Settings) -> Destination:
+        made = self.add_destination(build.destination_from(name, settings))
+        self.signing_secrets[name] = [secret.name for secret in settings.sign]
+        return made
 
     def sender(
         self, name: str, sender: Sender, *, unsure: Unsure = "retry", **terms: Unpack[TermSettings]
@@ -478,6 +496,7 @@ class Inbox:
                 hint="Give one of them a name of its own: `name=…`.",
             )
         self.destinations[destination.name] = destination
+        self.places["destination", destination.name] = _find_caller()
         return destination
 
     def route(self, source: str, to: str, **settings: Unpack[RouteSettings]) -> routes.Route:
@@ -1089,6 +1108,14 @@ class Inbox:
     async def check(self) -> list[Check]:
         """Check the store's conservation laws and its large bodies, for `doctor`."""
         return [*await self.store.check(), *await self.bodies.check()]
+
+
+def _find_caller() -> str:
+    """Return the line of the program that called this module: `shop.py:18`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def check_source_name(source: object) -> None:

@@ -1349,7 +1349,7 @@ class Cause(msgspec.Struct, frozen=True):
     last_at: datetime
     sample: DeliveryId
     per_hour: Sequence[int] = ()
-    """How many died in each of the last 24 hours, oldest first."""
+    """How many died for the first time in each of the last 24 hours, oldest first."""
 
 
 def count_hours(ages: Iterable[int]) -> list[int]:

@@ -222,6 +222,10 @@ class ShownSource(msgspec.Struct, frozen=True):
     """Of a stored one: its settings as given, of secrets only that they are set."""
     trouble: str | None = None
     """Why a stored one cannot be used here."""
+    secret_names: Sequence[str] = ()
+    """Where each secret is kept, such as `env:STRIPE_SECRET`; empty for one that the program or the store holds."""
+    rules: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    """The places of key, subject and type in order, each once; parts of one value are joined by ` + `."""
 
     @property
     def proven(self) -> str:
@@ -256,6 +260,8 @@ class ShownDestination(msgspec.Struct, frozen=True):
     """Of a stored one: its settings as given, of secrets only that they are set."""
     trouble: str | None = None
     """Why a stored one cannot be used here."""
+    signs_with: Sequence[str] = ()
+    """Where each secret is kept that its requests are signed with, such as `env:N8N_SECRET`."""
 
     @property
     def state(self) -> str:
@@ -442,6 +448,8 @@ def show_source(
         destinations=_names(route.destination for route in routes if route.source == source.name),
         last_arrival=last_arrival,
         figures=figures,
+        secret_names=[secret.name for secret in source.settings.secret],
+        rules={name: list_places(source.places.get(name)) for name in ("key", "subject", "type")},
     )
 
 
@@ -513,6 +521,16 @@ def rule(places: object) -> str:
     if isinstance(places, list | tuple):
         return ", ".join(rule(place) for place in places)
     return getattr(places, "__name__", None) or str(places)
+
+
+def list_places(places: object) -> list[str]:
+    """Return the places of a rule in order, each once; the parts of a composite value joined by ` + `."""
+    if places is None:
+        return []
+    if not isinstance(places, list | tuple):
+        return [f"{rule(places)}()" if callable(places) else rule(places)]
+    joined = [" + ".join(map(rule, place)) if isinstance(place, list | tuple) else rule(place) for place in places]
+    return list(dict.fromkeys(joined))
 
 
 def breaker(level: Level, now: datetime) -> str:

@@ -290,10 +290,10 @@ async def send_test(destination: TestableDestination) -> Tested:
     return Tested(destination.name, destination.address, answered, evidence.status, evidence.error, took)
 
 
-def build_signed(source: Source, kind: str) -> Arrival:
-    """Build the arrival that `oncehook send` would send, as a value for `receive`."""
+def build_signed(source: Source, kind: str, body: bytes | None = None) -> Arrival:
+    """Build the arrival that `oncehook send` would send, as a value for `receive`; on request with another body."""
     address = f"/in/{source.path}"
-    arrival = sign(source, draft(source, kind), url=source.settings.public_url or address)
+    arrival = sign(source, draft(source, kind, body=body), url=source.settings.public_url or address)
     return replace(arrival, headers=[*arrival.headers, (b"user-agent", b"oncehook-sample")], path=address)
 
 

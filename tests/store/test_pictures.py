@@ -111,11 +111,12 @@ async def test_a_cause_keeps_its_beginning_through_a_replay(ground: Ground, stor
     assert after.first_at == before.first_at
     assert after.last_at > before.last_at
     assert len(after.per_hour) == 24
-    assert after.per_hour[-1] == after.count == 2
+    assert after.per_hour[-1] == 0  # they died two hours ago, and again just now
+    assert after.per_hour[-3] == after.count == 2
     ground.forward(3 * 3600)
     [later] = await store.causes()
-    assert later.per_hour[-1] == 0
-    assert later.per_hour[-4] == 2
+    assert later.per_hour[-3] == 0
+    assert later.per_hour[-6] == 2
 
 
 # -- counters ----------------------------------------------------------------------------------

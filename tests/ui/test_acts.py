@@ -350,3 +350,47 @@ def test_selected_rows_are_replayed(own_house: House, enter: Enter) -> None:
     expect(page.locator("table")).to_contain_text("done")
     own_house.settle()
     assert own_house.levels()["ship"].dead == 1
+
+
+def test_dead_letters_are_narrowed_counted_over_runs_and_chosen_one_by_one(own_house: House, enter: Enter) -> None:
+    for name in ("one", "two"):
+        own_house.order(name, digital=True)
+    own_house.moods["/billing"] = (422, b"no")
+    own_house.receive("stripe", None)
+    own_house.settle()
+    cookie = {"cookie": own_house.login()}
+
+    def groups(path: str) -> int:
+        return own_house.ask("GET", path, headers=cookie).text.count('<div class="group"')
+
+    assert [groups(path) for path in ("/dead", "/dead?destination=ship", "/dead?source=stripe")] == [2, 1, 1]
+    assert groups("/dead?destination=ship&source=stripe") == 0
+    page = enter(own_house)
+    page.goto(own_house.url + "/dead?destination=ship")
+    page.get_by_role("checkbox", name="Select order.paid").first.check()
+    expect(page.locator("#selbar")).to_contain_text("1 selected")
+    page.locator("#selbar").get_by_role("link", name="Replay…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Replay").click()
+    expect(page.locator(".toast")).to_contain_text("Replay started")
+    own_house.settle()
+    page.goto(own_house.url + "/dead?destination=ship")
+    expect(page.locator("#groups tbody tr").filter(has_text="2 in 2 runs")).to_have_count(1)
+
+
+def test_a_replay_that_cannot_be_made_now_says_why(own_house: House) -> None:
+    event = own_house.order("one", digital=True)
+    own_house.settle()
+    cookie = {"cookie": own_house.login()}
+    plan = own_house.ask("GET", "/replays/plan?query=status:dead", headers=cookie).text
+    assert "Plan of" not in plan
+    (until,) = re.findall(r"What was received before (\d\d:\d\d:\d\d) UTC", plan)
+    assert f"{until}Z" in plan
+    cards = own_house.ask("GET", "/destinations", headers=cookie).text
+    assert "/replays/plan?query=destination%3Aship+status%3Adead" in cards
+    assert "no-replay" not in own_house.ask("GET", f"/events/{event}", headers=cookie).text
+    (dead,) = own_house.do(own_house.inbox.admin.deliveries(own_house.inbox.admin.read("status:dead"))).items
+    own_house.do(own_house.inbox.admin.replay_one(dead.id, actor="ana"))
+    own_house.settle()
+    page = own_house.ask("GET", f"/events/{event}", headers=cookie).text
+    assert re.search(r'id="no-replay">just replayed, possible again at \d\d:\d\d:\d\d<', page)
+    assert '<button class="btn" type="button" disabled aria-describedby="no-replay">' in page

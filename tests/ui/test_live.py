@@ -7,6 +7,7 @@ import re
 
 from playwright.sync_api import Page, expect
 
+from oncehook.model import Filter
 from tests.ui.conftest import Enter
 from tests.ui.house import House
 
@@ -40,6 +41,26 @@ def test_rows_come_by_themselves_and_wait_for_a_reader(own_house: House, enter: 
     expect(page.locator(ROWS)).to_have_count(4)
     page.get_by_role("button", name="Live").click()
     expect(page.locator(ROWS)).to_have_count(6)
+
+
+def test_attempts_of_the_past_are_there_when_the_page_comes(own_house: House) -> None:
+    own_house.order("well")
+    own_house.mood.ship = "later"
+    own_house.order("late")
+    own_house.settle()
+    cookie = {"cookie": own_house.login("viewer")}
+
+    def rows(kind: str) -> list[str]:
+        page = own_house.ask("GET", f"/live?kind={kind}", headers=cookie).text
+        return page[page.index("<tbody>") : page.index("</tbody>")].split("<tr>")[1:]
+
+    retry, accepted, done, first = rows("all")
+    assert "the warehouse is closed" in retry
+    assert re.search(r"retry 1<.*, after \d+ ms", retry, re.DOTALL)
+    assert re.search(r'c-out">\d+ ms<', done)
+    assert "accepted" in accepted
+    assert "accepted" in first
+    assert [len(rows(kind)) for kind in ("arrivals", "attempts", "dead")] == [2, 2, 0]
 
 
 def test_text_that_is_being_selected_does_not_move(own_house: House, enter: Enter) -> None:
@@ -93,6 +114,23 @@ def test_new_events_are_announced_and_come_when_asked_for(own_house: House, ente
     expect(page.locator("#list tbody tr")).to_have_count(1)
     page.get_by_role("link", name="1 new event").click()
     expect(page.locator("#list tbody tr")).to_have_count(2)
+
+
+def test_rows_in_view_follow_their_deliveries(own_house: House, enter: Enter) -> None:
+    own_house.mood.ship = "later"
+    own_house.order("one")
+    own_house.settle()
+    page = enter(own_house)
+    watching(page, own_house, "/events?query=status:pending")
+    row = page.locator("#list tbody tr")
+    expect(row).to_contain_text("retry at")
+    page.get_by_role("checkbox", name="Select order.paid").check()
+    own_house.mood.ship = "well"
+    (waiting,) = own_house.do(own_house.inbox.admin.deliveries(Filter())).items
+    own_house.do(own_house.inbox.admin.retry(waiting.id, actor="ana"))
+    expect(row).not_to_contain_text("retry at")
+    expect(row.locator(".dlv.done")).to_have_text("ship done")
+    expect(page.get_by_role("checkbox", name="Select order.paid")).to_be_checked()
 
 
 def test_an_open_event_follows_its_deliveries(own_house: House, enter: Enter) -> None:

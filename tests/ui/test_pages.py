@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
+from oncehook import clock
+from oncehook.model import DeliveryStatus, Filter
+from oncehook.web.dashboard.events import ListedRow, ListedState
+from oncehook.web.dashboard.render import render
 from tests.npm import package
 from tests.servers import fresh_schema, shared_postgres
 from tests.ui.conftest import Enter, opened
@@ -172,6 +178,21 @@ def test_an_address_that_is_no_page_is_not_called_pruned(house: House) -> None:
     assert (gone.status, "pruned" in gone.text) == (404, True)
 
 
+def test_what_needs_script_or_keys_is_hidden_where_there_is_none(own_house: House, enter: Enter) -> None:
+    own_house.order("one")
+    own_house.settle()
+    bare = enter(own_house, viewport=WIDE, java_script_enabled=False)
+    bare.goto(own_house.url)
+    expect(bare.locator("#arrivals summary")).to_be_visible()
+    for drawn in ("oh-chart .plot", "kbd", "#arrivals .key"):
+        expect(bare.locator(drawn).first).to_be_hidden()
+    phone = enter(own_house, viewport=PHONE)
+    phone.goto(own_house.url + "/events")
+    phone.locator("#q").focus()
+    expect(phone.locator("#complete")).to_be_visible()
+    expect(phone.locator(".complete > p")).to_be_hidden()
+
+
 def test_a_phone_can_log_out_and_choose_the_clock(own_house: House, enter: Enter) -> None:
     page = enter(own_house, viewport=PHONE)
     page.goto(own_house.url + "/system")
@@ -241,6 +262,113 @@ def test_a_destination_says_how_it_stands_and_what_comes_next(own_house: House) 
     [(word, why)] = standing("billing")
     assert (word, "One trial decides" in why) == ("held back", True)
     assert own_house.do(own_house.inbox.admin.destination("billing")).state == "held_back"
+    banner = own_house.ask("GET", "/destinations", headers=cookie).text.partition("billing is held back until")[2]
+    assert "runbooks/destination-down.md" in banner[: banner.index("</div>")]
+
+
+def test_numbers_of_the_overview_lead_to_what_they_count(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+    own_house.order("one")
+    own_house.settle()
+    page = own_house.ask("GET", "/?since=24h", headers=cookie).text
+    links = {unescape(link) for link in re.findall(r'<a class="stat[^"]*" href="([^"]*)"', page)}
+    assert {"/rejected?since=24h", "/events?query=status%3Adone+since%3A24h"} <= links
+    assert "/events?query=%28outcome%3Aduplicate+OR+outcome%3Aconflict%29+since%3A24h" in links
+    for link in links:
+        assert own_house.ask("GET", link, headers=cookie).status == 200, link
+    assert re.search(
+        r'Received</span><span class="value">1 <small>/day</small></span><span class="sub">1 accepted<', page
+    )
+    assert "1 arrival: 1 accepted, 0 duplicate" in page
+
+
+def test_rejected_arrivals_are_found_by_cause_and_time(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("operator")}
+    own_house.receive("stripe", forge=True)
+    own_house.do(own_house.inbox.receive("nowhere", {}, b"{}"))
+    own_house.do(own_house.inbox.write_counts())
+
+    def listed(path: str) -> int:
+        return own_house.ask("GET", path, headers=cookie).text.count('<article class="rejection"')
+
+    assert listed("/rejected") == 2
+    assert listed("/rejected?reason=unknown+source") == 1
+    assert listed("/rejected?since=1h") == 2
+    assert listed("/rejected?from=2020-01-01T00:00Z&to=2020-01-01T01:00Z") == 0
+    assert "None of those that are kept match" in own_house.ask("GET", "/rejected?reason=x", headers=cookie).text
+
+
+def test_labels_of_a_chart_do_not_touch(own_house: House, enter: Enter) -> None:
+    own_house.order("one")
+    own_house.settle()
+    for viewport in (WIDE, PHONE):
+        page = enter(own_house, viewport=viewport)
+        for span in ("1h", "24h", "7d"):
+            page.goto(f"{own_house.url}/?since={span}")
+            page.wait_for_selector("#latency canvas")
+            widths = page.locator("oh-chart").evaluate_all(
+                """(charts) => charts.map((chart) => {
+                    const room = chart.plot.clientWidth - 76, labels = chart.short(chart.ticks(room));
+                    return [labels.length, labels.join("").length * 6.5, room];
+                })"""
+            )
+            for count, taken, room in widths:
+                assert count >= 1
+                assert taken < room, (viewport, span)
+
+
+def test_the_list_counts_the_deliveries_of_an_event_that_has_many(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+    own_house.order("few")
+    own_house.settle()
+    few = own_house.ask("GET", "/events", headers=cookie).text
+    assert 'ship<span class="vh"> done' in few
+    assert '<span class="quiet-mark" title="done">✓' in few
+    event = own_house.do(own_house.inbox.admin.events(Filter())).items[0]
+    (ship,) = event.deliveries
+    statuses = [DeliveryStatus.done] * 2 + [DeliveryStatus.pending] * 5 + [DeliveryStatus.dead]
+    many = [ship._replace(destination=f"shop-{n}", status=status) for n, status in enumerate(statuses)]
+    row = ListedRow(replace(event, deliveries=many), ListedState())
+    assert (row.done, row.has_progress, row.unnamed) == (2, True, 3)
+    assert [one.destination for one in row.chips] == ["shop-7", "shop-2", "shop-3"]
+    html = render("_event_rows.html", rows=[row], root="", may_act=False, now=clock.now_utc())
+    assert "<b>2/8</b>" in html
+    assert "shop-0" not in html.partition("</b>")[2]
+
+
+def test_an_event_of_the_application_s_own_has_a_sign(own_house: House) -> None:
+    own_house.do(own_house.inbox.emit("orders", "order.sent", {"id": "out"}, key="out"))
+    own_house.order("in")
+    page = own_house.ask("GET", "/events", headers={"cookie": own_house.login("viewer")}).text
+    assert page.count('class="sent-mark" title="sent by this application, not received"') == 1
+
+
+def test_a_delivery_to_a_destination_held_back_is_not_called_due(own_house: House) -> None:
+    own_house.moods["/billing"] = (422, b"no")
+    for _ in range(10):
+        own_house.receive("stripe", None)
+    own_house.settle()
+    event = own_house.receive("stripe", None)[0]
+    cookie = {"cookie": own_house.login("viewer")}
+    for path in ("/events?query=status:pending", f"/events/{event}?tab=deliveries"):
+        page = own_house.ask("GET", path, headers=cookie).text
+        assert re.search(r"held back until \d\d:\d\d:\d\d", page.partition('id="detail"')[2] or page), path
+        assert "due now" not in page
+
+
+def test_setup_pages_say_where_things_are_defined_and_secrets_kept(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+    page = own_house.ask("GET", "/sources", headers=cookie).text
+    stripe = page[page.index('id="stripe"') :]
+    assert re.search(r"Defined in</dt><dd><code>\S*house.py:\d+</code>", stripe)
+    assert "in the program</span>" in stripe
+    assert "whsec_house" not in page
+    assert "<code>$.data.object.customer</code>" in stripe
+    page = own_house.ask("GET", "/destinations", headers=cookie).text
+    for name, signs in (("n8n", "<code>standard-webhooks</code>"), ("billing", "requests are unsigned")):
+        card = page[page.index(f'id="{name}"') :].partition("</section>")[0]
+        assert re.search(r"Defined in</dt><dd><code>\S*house.py:\d+</code>", card)
+        assert signs in card
 
 
 def test_the_theme_is_chosen_and_kept(house: House, enter: Enter) -> None:
@@ -267,6 +395,21 @@ def test_a_body_is_shown_three_ways_and_saved_as_it_is(house: House, enter: Ente
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert download.value.path().read_bytes().startswith(b'{"id":"req_twice"')
+
+
+def test_an_arrival_says_exactly_when_and_by_whom(own_house: House) -> None:
+    body = b'{"id": "one", "type": "order.paid", "order": "order/one"}'
+    headers = {"User-Agent": "Shop/2.1", "X-Forwarded-For": "203.0.113.9, 10.0.0.1"}
+    for _ in range(2):
+        own_house.do(own_house.inbox.receive("orders", headers, body))
+    event = found(own_house, "key:one")
+    cookie = {"cookie": own_house.login("viewer")}
+    page = own_house.ask("GET", f"/events/{event}?tab=arrivals", headers=cookie).text
+    table = page[page.index("<th>Sent by</th>") :]
+    assert re.search(r'data-form="full"[^>]*>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}<', table)
+    assert "203.0.113.9</code>" in table
+    assert ">Shop/2.1<" in table
+    assert re.search(r'<span class="dimmer">\+\d+ ms</span>', table)
 
 
 def test_a_conflict_shows_what_differs(house: House, enter: Enter) -> None:

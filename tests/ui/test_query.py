@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from playwright.sync_api import expect
 
@@ -188,7 +189,7 @@ def test_tab_takes_what_was_begun(house: House, enter: Enter) -> None:
 
 def test_numbers_lead_to_their_lists(house: House, enter: Enter) -> None:
     page = enter(house)
-    places = {"Received": "since:24h", "Duplicates": "outcome:duplicate OR outcome:conflict"}
+    places = {"Received": "since:24h", "Duplicates": "(outcome:duplicate OR outcome:conflict) since:24h"}
     for label, query in places.items():
         page.goto(house.url + "/?since=24h")
         page.locator("#stats a", has_text=label).click()
@@ -197,7 +198,7 @@ def test_numbers_lead_to_their_lists(house: House, enter: Enter) -> None:
         expect(page.locator(ROWS).first).to_be_visible()
     page.goto(house.url + "/")
     page.locator("#stats a", has_text="Rejected").click()
-    page.wait_for_url("**/rejected")
+    page.wait_for_url("**/rejected?since=1h")
     expect(page.locator("article.rejection").first).to_contain_text("stripe")
 
 
@@ -240,3 +241,24 @@ def test_request_and_answer_stand_side_by_side(own_house: House, enter: Enter) -
     assert left is not None
     assert right is not None
     assert left["y"] < right["y"]
+
+
+def test_a_refused_query_offers_the_one_that_was_meant(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+    for wrong, meant in {"statsu:dead": "status:dead", "-status:daed x": "-status:dead x", "status:zz": None}.items():
+        page = own_house.ask("GET", "/events?" + urlencode({"query": wrong}), headers=cookie)
+        assert page.status == 400
+        link = re.search(r'id="suggested" href="/events\?query=([^"]*)"', page.text)
+        assert (unquote(link[1]) if link else None) == meant
+
+
+def test_the_field_of_every_page_completes(own_house: House, enter: Enter) -> None:
+    page = enter(own_house)
+    page.goto(own_house.url + "/dead")
+    field = page.get_by_role("combobox", name="Search events")
+    field.fill("status:d")
+    expect(page.get_by_role("group", name="status:")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(field).to_have_value(re.compile("status:d[a-z]+ "))
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/events?query=status*")

@@ -7,11 +7,14 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from oncehook.errors import Forbidden
 from oncehook.model import digest
 from tests.ui.conftest import Enter
 from tests.ui.house import House
 from tests.ui.test_acts import OURS
 from tests.ui.test_pages import axed
+
+KIND = "invoice.payment_failed"
 
 
 @pytest.mark.parametrize("scripted", [True, False])
@@ -69,6 +72,29 @@ def test_a_sample_is_sent_from_the_page_of_sources(own_house: House, enter: Ente
         assert axed(page) == []
     page.get_by_role("link", name="See the event").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(kind)
+
+
+def test_a_sample_is_edited_before_it_is_signed_and_sent(own_house: House, enter: Enter) -> None:
+    page = enter(own_house, "operator")
+    page.goto(own_house.url + "/sources")
+    page.locator("#stripe").get_by_role("link", name="Send a sample…").click()
+    body = page.get_by_label("Body", exact=True)
+    page.get_by_label("Sample", exact=True).select_option(KIND)
+    expect(body).to_have_value(re.compile(KIND))
+    assert axed(page) == []
+    body.fill(re.sub(r'"customer": "[^"]*"', '"customer": "cus_edited"', body.input_value()))
+    page.get_by_role("button", name="Send 1 sample to stripe").click()
+    expect(page.get_by_role("heading", name="stripe answered 200")).to_be_visible()
+    page.get_by_role("link", name="See the event").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(KIND)
+    expect(page.locator(".facts")).to_contain_text("cus_edited")
+
+
+def test_who_sees_one_account_cannot_write_a_sample(own_house: House) -> None:
+    """Its body could name another account."""
+    limited = own_house.inbox.admin.within_account("42")
+    with pytest.raises(Forbidden):
+        own_house.do(limited.send_sample("stripe", actor="ana", body=b"{}"))
 
 
 def test_what_was_erased_says_so(own_house: House, enter: Enter) -> None:

@@ -158,3 +158,10 @@ def test_the_map_has_a_curve_for_each_route() -> None:
     ]
     assert [end.about for end in made.destinations] == ["held_back", ""]
     assert draw_map([], {}) is None
+
+
+def test_a_sparkline_colours_only_what_failed() -> None:
+    line = charts.spark([10.0, 20.0, 10.0], [0.0, 5.0, 0.0])
+    assert (line.top, line.line) == (20.0, "M0.0 15.0L50.0 3.0L100.0 15.0")
+    assert line.failed == "M0.0 27.0L50.0 21.0L100.0 27.0V27H0z"
+    assert charts.spark([10.0, 20.0], [0.0, 0.0]).failed == ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook import retry
+from oncehook import reports, retry
 from oncehook.human import show_span as span
+from oncehook.inbox import Inbox
 from oncehook.reports import MASK, request_of, schedule
+from oncehook.web.dashboard.render import handler_name
 
 # -- words -------------------------------------------------------------------------------------
 
@@ -52,3 +54,26 @@ def test_what_only_proves_is_shown(name: str) -> None:
 def test_a_head_of_any_shape_can_be_shown() -> None:
     for head in (b"", b"POST", b"POST /x?\r\n: v\r\nname", b"EMIT app\r\na" * 3):
         request_of(head)
+
+
+def test_places_of_a_rule_are_listed_once_with_composites_as_such() -> None:
+    rule = [["$.account", "$.id"], "$.id", ["$.account", "$.id"], ["$.only"]]
+    assert reports.list_places(rule) == ["$.account + $.id", "$.id", "$.only"]
+    assert reports.list_places("$.id") == ["$.id"]
+    assert reports.list_places(handler_name) == ["handler_name()"]
+    assert reports.list_places(None) == []
+
+
+def test_a_source_names_where_its_secret_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRIPE_SECRET", "whsec_" + "a" * 32)
+    inbox = Inbox("sqlite:unused.db")
+    source = inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET")
+    shown = reports.show_source(source, [], None, {})
+    assert shown.secret_names == ["env:STRIPE_SECRET"]
+    assert inbox.places["source", "stripe"].partition(":")[0].endswith("test_reports.py")
+
+
+def test_a_function_inside_another_has_a_short_name() -> None:
+    assert handler_name("shop.app._add.<locals>.reply") == "shop.app:reply"
+    assert handler_name("shop.app._add.<locals>.inner.<locals>.reply") == "shop.app:reply"
+    assert handler_name("shop.app.reply") == "shop.app.reply"

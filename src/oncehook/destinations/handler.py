@@ -252,10 +252,11 @@ def place_of(handler: Handler) -> str:
     code = getattr(inspect.unwrap(handler), "__code__", None)
     if code is None:
         return f"{type(handler).__module__}.{type(handler).__qualname__}"
-    return f"{_short(code.co_filename)}:{code.co_firstlineno}"
+    return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
+    """Return a path from the current folder where it is below that."""
     folder = os.getcwd() + os.sep  # noqa: PTH109 - compared as text
     return file.removeprefix(folder)
 

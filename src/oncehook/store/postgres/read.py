@@ -539,7 +539,7 @@ FROM deliveries o JOIN events oe ON oe.id = o.event_id CROSS JOIN LATERAL (
 
 _CAUSES: Final = """
 SELECT t.name, d.cause, count(*), min(coalesce(d.first_at, d.at)), max(d.at), (array_agg(d.id ORDER BY d.id DESC))[1],
-  array_agg(least(floor(extract(epoch FROM now() - d.at) / 3600), 24)::bigint)
+  array_agg(least(floor(extract(epoch FROM now() - coalesce(d.first_at, d.at)) / 3600), 24)::bigint)
 FROM (
   SELECT d.id, d.destination_id, d.settled_at AS at,
     (SELECT min(a.ended_at) FROM attempts a WHERE a.delivery_id = d.id AND a.outcome = 'dead') AS first_at,

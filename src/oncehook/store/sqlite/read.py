@@ -1262,7 +1262,7 @@ def _group_causes(rows: Sequence[tuple[Any, ...]], now: Micros) -> list[Cause]:
         Cause(
             *(destination, cause, len(ones), moment(min(one[2] for one in ones)), moment(max(ones)[0])),
             DeliveryId(max(ones)[1]),
-            count_hours((now - one[0]) // (3600 * SECOND) for one in ones),
+            count_hours((now - one[2]) // (3600 * SECOND) for one in ones),
         )
         for (destination, cause), ones in groups.items()
     ]

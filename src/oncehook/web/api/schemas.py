@@ -297,9 +297,10 @@ _ENABLED: Final[Made] = (bool, attrgetter("is_enabled"))
 Source = shape(
     "Source",
     reports.ShownSource,
-    "A source. `address` is null for a viewer where it is a secret itself; `secrets` says only how many there are.",
-    "name preset title address verifier unverified body_authenticated key_authenticated loopback_only secrets key"
-    " subject type destinations last_arrival figures origin place account enabled settings trouble",
+    "A source. `address` is null for a viewer where it is a secret itself; `secrets` says only how many there are,"
+    " `secret_names` where they are kept.",
+    "name preset title address verifier unverified body_authenticated key_authenticated loopback_only secrets"
+    " secret_names key subject type destinations last_arrival figures origin place account enabled settings trouble",
     address=(str | None, attrgetter("address")),
     enabled=_ENABLED,
 )
@@ -309,7 +310,7 @@ Destination = shape(
     "A destination: whom it reaches, on what terms, how it stands. Spans are in seconds.",
     "name kind address retry timeout lease concurrency rate sources pending leased done dead discarded oldest_due state"
     " paused paused_at paused_by paused_why breaker failures open_until figures origin place account enabled settings"
-    " trouble",
+    " trouble signs_with",
     ("level",),
     enabled=_ENABLED,
     pending=(int, lambda found: found.level.pending - found.level.leased),

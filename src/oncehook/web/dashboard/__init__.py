@@ -97,6 +97,7 @@ PAGES: Final[Sequence[PageRoute]] = (
     PageRoute("/", overview.overview, menu=("overview", "Overview")),
     PageRoute("/events", events.events, menu=("events", "Events"), customers=True),
     PageRoute("/events/fresh", events.fresh, customers=True),
+    PageRoute("/events/rows", events.rows, customers=True),
     PageRoute("/events/complete", events.complete, customers=True),
     PageRoute("/events/{id}", events.event, customers=True),
     PageRoute("/events/{id}/body", events.body, customers=True),

@@ -31,17 +31,27 @@ class Spark:
 
     line: str
     area: str
+    top: float = 0.0
+    """The highest value."""
+    failed: str = ""
+    """The area of a part of the values, in another colour."""
 
 
-def spark(values: Sequence[float]) -> Spark:
-    """Return the sparkline of these values, from zero to their highest."""
+def spark(values: Sequence[float], failed: Sequence[float] = ()) -> Spark:
+    """Return the sparkline of these values, from zero to their highest, with the part of them that failed."""
     if len(values) < 2:
         values = [0.0, 0.0]
-    top = max(values) or 1.0
+    highest = max(values)
+    line = _path(values, highest)
+    area = f"{_path(failed, highest)}V27H0z" if any(failed) else ""  # nothing is drawn where none failed
+    return Spark(line, f"{line}V{HEIGHT:g}H0z", highest, area)
+
+
+def _path(values: Sequence[float], highest: float) -> str:
+    top = highest or 1.0
     step = 100 / (len(values) - 1)
     points = [f"{n * step:.1f} {27 - 24 * value / top:.1f}" for n, value in enumerate(values)]
-    path = "M" + "L".join(points)
-    return Spark(path, f"{path}V{HEIGHT:g}H0z")
+    return "M" + "L".join(points)
 
 
 @dataclass(frozen=True, slots=True)

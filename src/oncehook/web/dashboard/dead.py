@@ -32,24 +32,34 @@ class CauseGroup:
     previews: Mapping[bytes, DeliveryPreview] = field(default_factory=dict)
     """Text and recipient of its rows."""
     replayable: Collection[bytes] = ()
+    attempts: Mapping[bytes, int] = field(default_factory=dict)
+    """Attempts of its rows over all runs."""
     last: StoredAttempt | None = None
     """The last attempt of the sample, with its evidence."""
     is_open: bool = False
 
     @property
     def line(self) -> charts.Spark:
-        """Return when they died, over the last 24 hours."""
+        """Return when they died for the first time, over the last 24 hours."""
         return charts.spark([float(n) for n in self.cause.per_hour])
 
 
 async def dead(context: PageContext) -> Response:
-    causes = await context.admin.causes()
-    groups = [await _group(context, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
+    destination, source = context.parameter("destination"), context.parameter("source")
+    causes = await context.admin.causes(destination or None, source or None)
+    groups = [await _group(context, cause, source, is_open=place < OPENED) for place, cause in enumerate(causes)]
     frame = await context.frames.get(context.admin)
     mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
     return await context.page(
         "dead.html",
         groups=groups,
+        destination=destination,
+        source=source,
+        destinations=sorted(({one.destination for one in await context.admin.causes()} | {destination}) - {""}),
+        sources=sorted(({one.name for one in await context.admin.sources()} | {source}) - {""})
+        if not context.auth.is_portal
+        else (),
+        query=_query("status:dead", destination, source),
         count=sum(cause.count for cause in causes),
         watermark=mark,
         bar=charts.bar,
@@ -60,15 +70,15 @@ async def dead(context: PageContext) -> Response:
 
 async def group(context: PageContext) -> Response:
     """Show the rows of one group, when somebody opens it."""
-    destination, text = context.parameter("destination"), context.parameter("cause")
-    found = [cause for cause in await context.admin.causes(destination) if cause.cause == text]
+    destination, text, source = (context.parameter(name) for name in ("destination", "cause", "source"))
+    found = [cause for cause in await context.admin.causes(destination, source or None) if cause.cause == text]
     if not found:
         raise NotFound("There is no such group any more.")
-    return context.fragment("_group.html", group=await _group(context, found[0], is_open=True))
+    return context.fragment("_group.html", group=await _group(context, found[0], source, is_open=True), source=source)
 
 
-async def _group(context: PageContext, cause: Cause, *, is_open: bool) -> CauseGroup:
-    query = query_of(cause)
+async def _group(context: PageContext, cause: Cause, source: str, *, is_open: bool) -> CauseGroup:
+    query = _query(query_of(cause), "", source)
     if not is_open:
         return CauseGroup(cause, query)
     page = await context.admin.deliveries(context.admin.read(query), limit=ROWS)
@@ -82,9 +92,16 @@ async def _group(context: PageContext, cause: Cause, *, is_open: bool) -> CauseG
         page.items,
         await context.admin.previews(page.items),
         await context.admin.replayable(page.items),
+        {one.id: len(await context.admin.attempts(one.id)) for one in page.items if one.run > 1},
         attempts[-1] if attempts else None,
         is_open=True,
     )
+
+
+def _query(query: str, destination: str, source: str) -> str:
+    """Return a query that is limited to a destination and a source, where they are chosen."""
+    chosen = {"destination": destination, "source": source}
+    return " ".join([*(f"{word}:{quote_value(value)}" for word, value in chosen.items() if value), query])
 
 
 def query_of(cause: Cause) -> str:

@@ -17,10 +17,14 @@ from msgspec.structs import replace
 from starlette.responses import RedirectResponse, Response
 
 from oncehook.errors import NotFound, QueryInvalid, Undecryptable
+from oncehook.human import nearest
 from oncehook.model import (
+    REPLAY_PAUSE,
     DeliveryStatus,
     EventId,
     Filter,
+    Level,
+    ListedDelivery,
     ListedEvent,
     Outcome,
     Page,
@@ -36,6 +40,7 @@ from oncehook.reports import (
     SentRequest,
     ShownArrival,
     ShownEvent,
+    ShownRequest,
     call_steps,
     received_response,
     sent_request,
@@ -49,6 +54,13 @@ from oncehook.web.dashboard.timeline import EventHistory
 from oncehook.web.language import translate
 
 SHOWN: Final = 50
+CHIPS: Final = 3
+"""Deliveries of an event that the list names one by one."""
+_URGENT: Final = (
+    *(DeliveryStatus.dead, DeliveryStatus.leased, DeliveryStatus.pending, DeliveryStatus.discarded),
+    DeliveryStatus.done,
+)
+"""Of several deliveries, the state of the first in this order is the event's last outcome."""
 NEW: Final = 20
 OFTEN: Final = (
     *("status:dead", "status:pending", "-status:done", "is:replayed", "outcome:conflict", "arrivals:>1", "code:5xx"),
@@ -92,7 +104,9 @@ async def events(context: PageContext) -> Response:
         status=200 if error is None else 400,
         query=query,
         error=error,
+        suggested=_suggest(context, query) if error else "",
         page=page,
+        rows=await _describe_rows(context, page.items),
         is_first=before is None,
         next=cursor("event", page.next),
         total=total,
@@ -112,13 +126,32 @@ async def events(context: PageContext) -> Response:
             ),
         ],
         chosen={word: _find_choice(query, word) for word in CHOICES},
-        states=await _describe_unfinished(context, page.items),
-        nothing=ListedState(),
         parts=_parts(query),
         chips=_chips(query),
         groups=await _completions(context, query),
         command=shlex.join(["oncehook", "events", *([query] if query else [])]),
     )
+
+
+def _suggest(context: PageContext, query: str) -> str:
+    """Return the query that was probably meant instead of one that was refused; empty where nothing is near."""
+    words = _WORD.findall(query)
+    for place, whole in enumerate(words):
+        lead = whole[: len(whole) - len(whole.lstrip("(-"))]
+        name, colon, value = whole.removeprefix(lead).partition(":")
+        if not colon or name.startswith(BODY):
+            continue
+        known = WORDS[name].values if name in WORDS else ()
+        near = nearest(name, WORDS) if name not in WORDS else nearest(value, known) if value not in known else None
+        if near is None:
+            continue
+        words[place] = f"{lead}{near}:{value}" if name not in WORDS else f"{lead}{name}:{near}"
+    meant = " ".join(words)
+    try:
+        context.admin.read(meant)
+    except QueryInvalid:
+        return ""
+    return meant
 
 
 async def _source_names(context: PageContext) -> list[str]:
@@ -134,43 +167,82 @@ class ListedState:
     """Destinations that were tried before and wait for another attempt."""
 
 
-async def _describe_unfinished(context: PageContext, shown: Sequence[ListedEvent]) -> dict[bytes, ListedState]:
+@dataclass(frozen=True, slots=True)
+class ListedRow:
+    """An event in the list, with the deliveries that get a chip of their own."""
+
+    event: ListedEvent
+    state: ListedState
+
+    @property
+    def done(self) -> int:
+        return sum(one.status is DeliveryStatus.done for one in self.event.deliveries)
+
+    @property
+    def has_progress(self) -> bool:
+        """Tell whether the deliveries are too many for a chip each, so that a number says how many are done."""
+        return len(self.event.deliveries) > CHIPS
+
+    @property
+    def chips(self) -> Sequence[ListedDelivery]:
+        """Return the deliveries to name: all of a few, of many those that are not done, dead ones first."""
+        if not self.has_progress:
+            return self.event.deliveries
+        unfinished = [one for one in self.event.deliveries if one.status is not DeliveryStatus.done]
+        return sorted(unfinished, key=lambda one: _URGENT.index(one.status))[:CHIPS]
+
+    @property
+    def unnamed(self) -> int:
+        """Return the number of unfinished deliveries without a chip."""
+        return len(self.event.deliveries) - self.done - len(self.chips) if self.has_progress else 0
+
+    @property
+    def names(self) -> str:
+        return ", ".join(one.destination for one in self.event.deliveries)
+
+
+async def _describe_rows(context: PageContext, shown: Sequence[ListedEvent]) -> list[ListedRow]:
     """Describe each event that is not simply done, from one short query of its deliveries."""
     odd = [event for event in shown if any(one.status is not DeliveryStatus.done for one in event.deliveries)]
     pages = await asyncio.gather(*[context.admin.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
-    return {
+    levels = (await context.frames.get(context.admin)).levels
+    states = {
         event.id: ListedState(
-            _outcome(page.items, context.now),
+            _outcome(page.items, levels, context.now),
             frozenset(one.destination for one in page.items if one.status is DeliveryStatus.pending and one.attempts),
         )
         for event, page in zip(odd, pages, strict=True)
     }
+    return [ListedRow(event, states.get(event.id, ListedState())) for event in shown]
 
 
-def _outcome(deliveries: Sequence[StoredDelivery], now: datetime) -> str:
-    order = [DeliveryStatus.dead, DeliveryStatus.leased, DeliveryStatus.pending, DeliveryStatus.discarded]
-    ranked = sorted(deliveries, key=lambda one: order.index(one.status) if one.status in order else len(order))
-    return _describe(ranked[0], now) if ranked else ""
+def _outcome(deliveries: Sequence[StoredDelivery], levels: Mapping[str, Level], now: datetime) -> str:
+    ranked = sorted(deliveries, key=lambda one: _URGENT.index(one.status))
+    return _describe(ranked[0], levels.get(ranked[0].destination), now) if ranked else ""
 
 
-def _describe(delivery: StoredDelivery, now: datetime) -> str:
+def _describe(delivery: StoredDelivery, level: Level | None, now: datetime) -> str:
     error = first_line(delivery.last_error) or (str(delivery.last_status) if delivery.last_status else "")
     match delivery.status:
         case DeliveryStatus.dead:
-            return delivery.reason or error or "dead"
+            return delivery.reason or error or translate("dead")
         case DeliveryStatus.discarded:
-            return f"discarded: {delivery.reason}" if delivery.reason else "discarded"
+            return f"{translate('discarded')}: {delivery.reason}" if delivery.reason else translate("discarded")
         case DeliveryStatus.leased:
-            return f"{delivery.destination}: in progress"
-        case DeliveryStatus.pending if delivery.blocked_by is not None:
-            return "waiting for an earlier event of its subject"
-        case DeliveryStatus.pending if delivery.due_at is not None and delivery.due_at > now:
-            again = f"retry at {utc(delivery.due_at)}"
-            return f"{error}, {again}" if error else again
+            return f"{delivery.destination}: {translate('in progress')}"
         case DeliveryStatus.pending:
-            return f"{error}, due now" if error else "due now"
+            next_ = timeline.next_step(delivery, level, now)
+            return f"{error}, {next_}" if error and delivery.blocked_by is None else next_
         case _:
             return ""
+
+
+async def rows(context: PageContext) -> Response:
+    """Show the rows of a list that is in view as they are now, whether or not they still match its query."""
+    ids = [some_id(EventId, text) for text in context.parameter("ids").split(",")[:SHOWN] if text]
+    pages = await asyncio.gather(*[context.admin.events(Filter(event_id=one), limit=1) for one in ids])
+    items = [event for page in pages for event in page.items]
+    return context.fragment("_event_rows.html", rows=await _describe_rows(context, items))
 
 
 async def fresh(context: PageContext) -> Response:
@@ -284,6 +356,7 @@ async def event(context: PageContext) -> Response:
     tab = context.parameter("tab", "body")
     tab = tab if tab in TABS else "body"
     near = await _neighbours(context, shown)
+    replayable = await context.admin.replayable(shown.deliveries)
     return await context.page(
         "event.html",
         shown=shown,
@@ -294,17 +367,46 @@ async def event(context: PageContext) -> Response:
         tab=tab,
         near=near,
         beside=await context.admin.beside(shown.event),
-        held={one.id: timeline.held_back(history.levels.get(one.destination), context.now) for one in shown.deliveries},
+        waits={
+            one.id: timeline.next_step(one, history.levels.get(one.destination), context.now)
+            for one in shown.deliveries
+            if one.status is DeliveryStatus.pending
+        },
+        held={
+            one.id
+            for one in shown.deliveries
+            if timeline.is_held(one, history.levels.get(one.destination), context.now)
+        },
         message=next(iter((await context.admin.previews(shown.deliveries)).values()), None),
-        replayable=await context.admin.replayable(shown.deliveries),
+        replayable=replayable,
+        no_replay="" if replayable else _why_no_replay(shown.deliveries, context.now),
         curl=_curl(shown, context.origin) if context.admin.sees_payloads else None,
         fixture=_fixture(shown, await context.admin.kinds(one.destination for one in shown.deliveries)),
         has_conflict=any(one.outcome is Outcome.conflict for one in arrivals),
         exchange=_show_exchange if context.admin.sees_payloads else lambda event, attempt: None,
         attempt_state=timeline.attempt_state,
+        sender=_find_sender,
         answer=timeline.answer,
         **await _detail(context, shown, arrivals, tab),
     )
+
+
+def _why_no_replay(deliveries: Sequence[StoredDelivery], now: datetime) -> str:
+    """Return why none of an event's deliveries can be replayed now; empty where none was replayed lately."""
+    again = [one for one in deliveries if one.last_replay_at is not None]
+    if any(one.status in (DeliveryStatus.pending, DeliveryStatus.leased) for one in again):
+        return translate("a replay is under way")
+    rested = [one.last_replay_at + timedelta(seconds=REPLAY_PAUSE) for one in again if one.last_replay_at is not None]
+    if not rested or min(rested) <= now:
+        return ""
+    return translate("just replayed, possible again at {}").format(utc(min(rested)))
+
+
+def _find_sender(request: ShownRequest) -> tuple[str, str]:
+    """Return the sender's address, if a proxy has written it into the request, and the name of its program."""
+    values = dict(reversed(request.headers))  # of a repeated header, the first
+    found = [values.get(name, "").partition(",")[0].strip() for name in ("x-forwarded-for", "x-real-ip")]
+    return next(filter(None, found), ""), values.get("user-agent", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 from urllib.parse import urlencode
 
 from starlette.responses import Response
@@ -84,7 +85,6 @@ def _limit(frame: Frame) -> float | None:
 def _stats(
     span: Span, steps: Sequence[datetime], flows: charts.Flows, before: charts.Flows, frame: Frame
 ) -> list[Stat]:
-    minutes = span.seconds / 60
 
     def flow(*names: str) -> list[float]:
         columns = [fill(flows.get(name), steps, span.step) for name in names]
@@ -93,17 +93,19 @@ def _stats(
     received, rejected = total(flows, "received"), total(flows, "rejected")
     folded, conflicts = total(flows, "duplicate"), total(flows, "conflict")
     done = total(flows, "succeeded")
+    taken = f"{number(received - folded - conflicts)} {translate('accepted')}"
     return [
-        Stat("Received", _rate(received / minutes), "/min",
-             _change(received, total(before, "received"), span, "accepted or folded"), _events(span.words),
-             line=spark(flow("received"))),
+        Stat("Received", *_rate(received, span), _change(received, total(before, "received"), span) or taken,
+             _events(span.words), line=spark(flow("received"))),
         Stat("Duplicates", percent(folded + conflicts, received), "%",
              f"{number(folded)} {translate('identical')}, {number(conflicts)}"
              f" {plural(conflicts, 'conflict', 'conflicts')}",
-             _events("outcome:duplicate OR outcome:conflict"), "twin", spark(flow("duplicate", "conflict"))),
+             _events(f"(outcome:duplicate OR outcome:conflict) {span.words}"), "twin",
+             spark(flow("duplicate", "conflict"))),
         Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} {translate('rejected')}",
-             "/rejected", "odd", spark(flow("rejected"))),
-        Stat("Delivered", _rate(done / minutes), "/min", _change(done, total(before, "succeeded"), span),
+             f"/rejected?{span.query}", "odd", spark(flow("rejected"))),
+        Stat("Delivered", *_rate(done, span),
+             _change(done, total(before, "succeeded"), span) or f"{number(done)} {translate('in total')}",
              _events(f"status:done {span.words}"), line=spark(flow("succeeded"))),
         _oldest(frame),
         _dead(frame, spark(flow("died"))),
@@ -115,14 +117,26 @@ def _events(query: str) -> str:
     return f"/events?{urlencode({'query': query})}"
 
 
-def _rate(value: float) -> str:
-    return number(round(value, 1)) if value < 100 else number(round(value))
+RATES: Final = ((60.0, "/min"), (3600.0, "/h"), (86_400.0, "/day"))
 
 
-def _change(now: int, before: int, span: Span, otherwise: str = "in total") -> str:
+def _unit(count: int, span: Span) -> tuple[float, str]:
+    """Return the unit of time for a rate, and its sign: the shortest in which it is at least 1."""
+    return next((unit for unit in RATES if count * unit[0] >= span.seconds), RATES[-1] if count else RATES[0])
+
+
+def _rate(count: int, span: Span) -> tuple[str, str]:
+    """Return a rate and its unit."""
+    seconds, sign = _unit(count, span)
+    value = count * seconds / span.seconds
+    return number(round(value, 1) if value < 100 else round(value)), sign
+
+
+def _change(now: int, before: int, span: Span) -> str:
+    """Return the difference to the span before, in the unit of the rate; empty where nothing was counted then."""
     if not before:
-        return f"{number(now)} {translate(otherwise)}"
-    change = (now - before) / (span.seconds / 60)
+        return ""
+    change = (now - before) * _unit(now, span)[0] / span.seconds
     return f"{'+' if change >= 0 else '−'}{number(abs(round(change, 1)))} vs {translate(span.before)}"
 
 
@@ -160,7 +174,11 @@ def _arrivals(span: Span, steps: Sequence[datetime], flows: charts.Flows) -> Cha
     return Chart(
         [("accepted", "done"), ("duplicate", "twin"), ("rejected", "odd")],
         [(span.label(at), row) for at, row in zip(steps, zip(accepted, folded, rejected, strict=True), strict=True)],
-        translate("{} arrivals: {} accepted, {} duplicate, {} rejected. Highest {} at {}.").format(
+        plural(
+            sum(sums),
+            "{} arrival: {} accepted, {} duplicate, {} rejected. Highest {} at {}.",
+            "{} arrivals: {} accepted, {} duplicate, {} rejected. Highest {} at {}.",
+        ).format(
             *map(number, (sum(sums), sum(accepted), sum(folded), sum(rejected), sums[top])), span.label(steps[top])
         ),
         steps,

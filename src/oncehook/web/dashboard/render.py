@@ -75,6 +75,7 @@ def _templates() -> Environment:
         "state": state_of,
         "iso": iso,
         "evidence": evidence,
+        "handler": handler_name,
         "lay_out": lay_out,
         "chart_marks": chart_marks,
     }
@@ -109,6 +110,12 @@ def cut(text: str, longest: int = 24) -> str:
 def short(value: Id) -> str:
     """Print `rpl_…c18d07`."""
     return show_id(str(value))
+
+
+def handler_name(address: str) -> str:
+    """Print a function inside another one as `module:function`; any other address as it is."""
+    outer, inside, function = address.rpartition(".<locals>.")
+    return f"{outer.partition('.<locals>.')[0].rpartition('.')[0]}:{function}" if inside else address
 
 
 def stopwatch(seconds: float) -> str:

@@ -5,29 +5,33 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
 
+import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
 
 from oncehook.errors import BadRequest, NotFound
 from oncehook.human import show_span
-from oncehook.model import DeliveryStatus, Filter, ListedEvent, StoredDelivery
+from oncehook.model import AttemptOutcome, DeliveryStatus, Filter, ListedEvent, StoredAttempt, StoredDelivery
+from oncehook.query import quote_value
 from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
 from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.web.api import schemas
 from oncehook.web.api.request import cursor, next_definition
 from oncehook.web.auth import Role
-from oncehook.web.dashboard import charts
+from oncehook.web.dashboard import charts, timeline
 from oncehook.web.dashboard.charts import SPANS, Spark, fill, spark
 from oncehook.web.dashboard.context import PageContext
 from oncehook.web.dashboard.pictures import draw_map
+from oncehook.web.dashboard.render import first_line
 
 DAY: Final = SPANS[1]
 AUDIT: Final = 40
@@ -101,18 +105,32 @@ async def routes(context: PageContext) -> Response:
 
 
 async def rejected(context: PageContext) -> Response:
-    """Show rejected arrivals, each with a diagnosis."""
-    before, source = context.cursor("rejection"), context.parameter("source")
+    """Show rejected arrivals of a source, a cause and a time span, each with a diagnosis."""
+    before, source, reason = context.cursor("rejection"), context.parameter("source"), context.parameter("reason")
+    span = context.span() if any(context.parameter(name) for name in ("since", "from")) else None
+    end = None if span is None else span.end(context.now)
     found = await context.admin.rejections(
-        REJECTED, before=None if before is None else int.from_bytes(before[:8]), source=source or None
+        REJECTED,
+        before=None if before is None else int.from_bytes(before[:8]),
+        source=source or None,
+        reason=reason or None,
+        since=None if span is None or end is None else end - timedelta(seconds=span.seconds),
+        until=None if span is None else span.until,
     )
     last = found[-1].rejection.n.to_bytes(8) if len(found) == REJECTED else None
     names = [one.name for one in await context.admin.sources()]
+    reasons = sorted({reason for _, _, reason in await context.admin.rejection_counts()})
+    chosen = {"source": source, "reason": reason}
     return await context.page(
         "rejected.html",
         found=found,
         source=source,
+        reason=reason,
+        span=span,
         names=names if not source or source in names else [*names, source],
+        reasons=reasons if not reason or reason in reasons else [*reasons, reason],
+        ranges=SPANS,
+        filter=urlencode({name: value for name, value in chosen.items() if value}) + (f"&{span.query}" if span else ""),
         is_first=before is None,
         next=cursor("rejection", last),
         kept=KEPT_REJECTIONS,
@@ -137,12 +155,22 @@ async def _source_card(
 
 
 async def _flow(
-    context: PageContext, names: Sequence[str], *, source: str | None = None, destination: str | None = None
+    context: PageContext,
+    names: Sequence[str],
+    failed: Sequence[str] = (),
+    *,
+    source: str | None = None,
+    destination: str | None = None,
 ) -> Spark:
+    """Return the sparkline of the day for the sum of some counters, with the part that `failed` counters are of it."""
     steps = DAY.steps(context.now)
     flows = await context.admin.series(steps[0], DAY.step, source=source, destination=destination)
-    columns = [fill(flows.get(name), steps, DAY.step) for name in names]
-    return spark([float(sum(values)) for values in zip(*columns, strict=True)])
+
+    def add_up(names: Sequence[str]) -> list[float]:
+        columns = [fill(flows.get(name), steps, DAY.step) for name in names]
+        return [float(sum(values)) for values in zip(*columns, strict=True)]
+
+    return spark(add_up([*names, *failed]), add_up(failed))
 
 
 # -- destinations ------------------------------------------------------------------------------
@@ -160,6 +188,11 @@ class DestinationCard:
     can_test: bool
     took: Sequence[float | None]
     """Milliseconds of an attempt, p50 and p95, over the day."""
+
+    @property
+    def dead_query(self) -> str:
+        """Return the query of its dead letters, for the plan of a replay."""
+        return f"destination:{quote_value(self.shown.name)} status:dead"
 
     @property
     def subscribed(self) -> Sequence[str]:
@@ -182,7 +215,7 @@ async def destinations(context: PageContext) -> Response:
     """Show destinations: those of file and program, then stored ones, a page of them; or the one that has a name."""
     found, about_page = await _page_of(context, "destination", context.admin.destinations, context.admin.destination)
     lines = await asyncio.gather(
-        *[_flow(context, ("succeeded", "retry", "died"), destination=one.name) for one in found]
+        *[_flow(context, ("succeeded",), ("retry", "died"), destination=one.name) for one in found]
     )
     flows = await context.flows.get(context.admin, DAY, context.now)
     cards = []
@@ -242,17 +275,61 @@ async def live(context: PageContext) -> Response:
 LATEST: Final = 50
 
 
-async def _latest(context: PageContext, kind: str, source: str) -> list[tuple[datetime, ListedEvent | StoredDelivery]]:
-    """Return what has happened lately, newest first: arrivals, and how deliveries ended."""
-    found: list[tuple[datetime, ListedEvent | StoredDelivery]] = []
+@dataclass(frozen=True, slots=True)
+class PastMoment:
+    """Something that has happened, in the form of the live stream."""
+
+    at: datetime
+    kind: str
+    fields: Mapping[str, Any]
+
+
+async def _latest(context: PageContext, kind: str, source: str) -> list[PastMoment]:
+    """Return what has happened lately, newest first: arrivals, attempts, and how deliveries ended without one."""
+    found: list[PastMoment] = []
     meant = Filter(source=source or None)
     if kind in ("all", "arrivals"):
-        found += [(event.received_at, event) for event in (await context.admin.events(meant, limit=LATEST)).items]
+        events = (await context.admin.events(meant, limit=LATEST)).items
+        found += [PastMoment(one.received_at, "arrival", _describe_arrival(one)) for one in events]
     if kind != "arrivals":
         status = DeliveryStatus.dead if kind == "dead" else None
-        ended = await context.admin.deliveries(replace(meant, status=status), limit=LATEST)
-        found += [(one.settled_at, one) for one in ended.items if one.settled_at is not None]
-    return sorted(found, key=lambda one: one[0], reverse=True)[:LATEST]
+        deliveries = (await context.admin.deliveries(replace(meant, status=status), limit=LATEST)).items
+        attempts = await asyncio.gather(*[context.admin.attempts(one.id) for one in deliveries])
+        for delivery, made in zip(deliveries, attempts, strict=True):
+            wanted = [one for one in made if kind != "dead" or one.outcome is AttemptOutcome.dead]
+            found += [PastMoment(one.ended_at, "attempt", _describe_attempt(delivery, one)) for one in wanted]
+            if not made and delivery.settled_at is not None:
+                found.append(PastMoment(delivery.settled_at, "attempt", _describe_end(delivery)))
+    return sorted(found, key=lambda one: one.at, reverse=True)[:LATEST]
+
+
+def _describe_arrival(event: ListedEvent) -> dict[str, Any]:
+    about = {"source": event.source, "type": event.type, "subject": event.subject, "event_id": str(event.id)}
+    return {**about, "outcome": "accepted", "copies": event.copies}
+
+
+def _describe_end(delivery: StoredDelivery) -> dict[str, Any]:
+    """Describe the end of a delivery as an attempt is described in the live stream."""
+    return {
+        "source": delivery.source,
+        "type": delivery.type,
+        "subject": delivery.subject,
+        "event_id": str(delivery.event_id),
+        "destination": delivery.destination,
+        "outcome": str(delivery.status),
+        "note": delivery.note,
+        "error": delivery.last_error or delivery.reason,
+    }
+
+
+def _describe_attempt(delivery: StoredDelivery, attempt: StoredAttempt) -> dict[str, Any]:
+    return {
+        **_describe_end(delivery),
+        "outcome": "retry" if attempt.outcome is AttemptOutcome.crashed else str(attempt.outcome),
+        "attempt": attempt.n,
+        "duration_s": (attempt.ended_at - attempt.started_at).total_seconds(),
+        "error": first_line(timeline.answer(attempt)),
+    }
 
 
 async def _tokens(context: PageContext) -> Sequence[Any]:
@@ -306,11 +383,30 @@ async def ask_sample(context: PageContext) -> Response:
     kinds = await context.admin.sample_types(name)
     if not found or not kinds:
         raise BadRequest(f"No sample can be made for {name[:60]}.")
-    return await context.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)
+    kind = context.parameter("type") or kinds[0]
+    body = None if context.admin.scope.is_limited else await context.admin.sample_body(name, kind)
+    return await context.dialog(
+        "sample.html", source=found[0], kinds=kinds, kind=kind, body=_lay_out_body(body), sampled=None
+    )
+
+
+def _lay_out_body(body: bytes | None) -> str | None:
+    """Return a sample's body as a person edits it: JSON indented, other text as it is, and None for other bytes."""
+    try:
+        return None if body is None else msgspec.json.format(body, indent=2).decode()
+    except msgspec.DecodeError:
+        with suppress(UnicodeDecodeError):
+            return body.decode() if body is not None else None
+        return None
 
 
 async def sample(context: PageContext) -> Response:
+    """Send a sample, with the body that somebody has edited: only if it was made from the type that is sent."""
     name, form = context.request.path_params["name"], await context.form()
-    sampled = await context.admin.send_sample(name, form.get("type", ""), actor=context.actor)
+    kind, text = form.get("type", ""), form.get("body", "").replace("\r\n", "\n")
+    is_edited = bool(text) and form.get("shown") == kind
+    sampled = await context.admin.send_sample(
+        name, kind, actor=context.actor, body=text.encode() if is_edited else None
+    )
     source = next(one for one in await context.admin.sources() if one.name == name)
-    return await context.dialog("sample.html", source=source, kinds=(), sampled=sampled)
+    return await context.dialog("sample.html", source=source, kinds=(), kind=kind, body=None, sampled=sampled)

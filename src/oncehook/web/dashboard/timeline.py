@@ -8,7 +8,7 @@ the chart is hidden from screen readers.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -183,17 +183,32 @@ def _ahead(history: EventHistory, delivery: StoredDelivery) -> Moment:
         number = _number(history, delivery, delivery.run, max(delivery.attempts, 1))
         return Moment(history.now, "leased", f"{name}, {number}, {translate('in progress')}", "", due_at=history.now)
     number = _number(history, delivery, delivery.run, delivery.attempts + 1)
+    level = history.levels.get(name)
+    next_ = next_step(delivery, level, history.now)
+    if delivery.due_at is None or is_held(delivery, level, history.now):
+        state = "pending" if delivery.due_at is None else "paused"
+        return Moment(history.now, state, f"{name}, {number}", next_, due_at=history.now)
+    return Moment(delivery.due_at, "future", f"{name}, {number}", next_, due_at=delivery.due_at)
+
+
+def is_held(delivery: StoredDelivery, level: Level | None, now: datetime) -> bool:
+    """Tell whether a pending delivery waits for its destination, and not for its own time."""
+    if level is None or delivery.due_at is None or not held_back(level, now):
+        return False
+    return delivery.due_at <= (level.open_until if level.paused_at is None and level.open_until else now)
+
+
+def next_step(delivery: StoredDelivery, level: Level | None, now: datetime) -> str:
+    """Return what a pending delivery waits for: its subject, its destination, or a time."""
+    if delivery.blocked_by is not None:
+        return translate("waiting for an earlier event of its subject")
     if delivery.due_at is None:
-        behind = translate("waiting for an earlier event of its subject" if delivery.blocked_by else "held")
-        return Moment(history.now, "pending", f"{name}, {number}", behind, due_at=history.now)
-    if held := held_back(history.levels.get(name), history.now):
-        level = history.levels[name]
-        from_ = level.open_until if level.paused_at is None and level.open_until else history.now
-        if delivery.due_at <= from_:
-            return Moment(history.now, "paused", f"{name}, {number}", held, due_at=history.now)
-    if delivery.due_at <= history.now:
-        return Moment(delivery.due_at, "future", f"{name}, {number}", translate("due now"), due_at=delivery.due_at)
-    return Moment(delivery.due_at, "future", f"{name}, {number}", "", due_at=delivery.due_at)
+        return translate("held")
+    if is_held(delivery, level, now):
+        return held_back(level, now)
+    if delivery.due_at <= now:
+        return translate("due now")
+    return translate("retry at {}" if delivery.attempts else "due at {}").format(utc(delivery.due_at))
 
 
 def held_back(level: Level | None, now: datetime) -> str:
@@ -231,12 +246,12 @@ def _end(delivery: StoredDelivery, last: StoredAttempt | None) -> Moment | None:
 LEFT: Final = 120.0
 WIDTH: Final = 1040.0
 """Width that a small laptop shows without scrolling."""
-COLUMNS: Final = 60
+COLUMNS: Final = 100
 """Moments that fit; with more, the latest."""
-LEAST: Final = 9.0
-"""Pixels between two moments, however near they are: both are seen."""
+LEAST: Final = 4.0
+"""Pixels between two moments, however near they are: their order is seen."""
 FOLDED: Final = 92.0
-"""Pixels of a gap that is too long to be drawn to scale."""
+"""Least pixels of a gap that is too long to be drawn to scale."""
 TICK: Final = 64.0
 LETTER: Final = 5.9
 """Pixels of a letter of a label, about."""
@@ -267,6 +282,8 @@ class WaitLine:
 class ArrivalMark:
     outcome: str
     x: float
+    label: str = ""
+    """Its outcome, where there is room for the word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,70 +313,55 @@ class TimelineChart:
         return self.width > WIDTH
 
 
-@dataclass(slots=True)
-class _Column:
-    at: datetime
-    lanes: set[int] = field(default_factory=set)
-    x: float = 0.0
-
-
 class _Scale:
-    """The horizontal positions of moments: to one scale, except that long gaps are folded to one width."""
+    """The horizontal positions of moments: linear in time, except that the axis is broken at gaps that are too long.
 
-    def __init__(self, points: Sequence[tuple[datetime, int]], room: float) -> None:
-        self.columns: list[_Column] = []
-        for at, lane in sorted(points):
-            last = self.columns[-1] if self.columns else None
-            if last is None or at != last.at:
-                self.columns.append(_Column(at, {lane}))
-            else:
-                last.lanes.add(lane)
-        self.columns = self.columns[-COLUMNS:]
-        self._place(room)
+    All breaks have one width, and no stretch without a break is wider: what took longer is never drawn shorter.
+    """
 
-    def _place(self, room: float) -> None:
-        pairs = list(zip(self.columns, self.columns[1:], strict=False))
-        gaps = [max((after.at - before.at).total_seconds(), 0.0) for before, after in pairs]
+    def __init__(self, moments: Iterable[datetime], room: float) -> None:
+        self.times = sorted(set(moments))[-COLUMNS:]
+        gaps = [(after - before).total_seconds() for before, after in pairwise(self.times)]
         longest = fold_above(gaps)
-        folded = sum(gap > longest for gap in gaps)
-        short = sum(gap for gap in gaps if gap <= longest)
-        least = LEAST * (len(gaps) - folded)
-        self.per_second = max(room - folded * FOLDED - least, 200.0) / short if short else 0.0
-        """Pixels of a second, where nothing is folded."""
-        x = LEFT
-        self.folds: list[float] = []
-        for column, gap in zip(self.columns, [*gaps, 0.0], strict=True):
-            column.x = round(x, 1)
+        stretches = [0.0]
+        for gap in gaps:
             if gap > longest:
-                self.folds.append(round(x + FOLDED / 2, 1))
-            x += FOLDED if gap > longest else LEAST + gap * self.per_second
-        self.end = self.columns[-1].x if self.columns else LEFT
+                stretches.append(0.0)
+            else:
+                stretches[-1] += gap
+        breaks, widest = len(stretches) - 1, max(stretches)
+        self.per_second = 0.0
+        """Pixels of a second, where the axis is not broken."""
+        if widest:
+            whole = room / (sum(stretches) + breaks * widest)
+            self.per_second = min(whole, max(room - breaks * FOLDED, 60.0) / sum(stretches))
+        broken = max(FOLDED, widest * self.per_second)
+        self.folds: list[float] = []
+        self.places = [LEFT]
+        for gap in gaps:
+            width = broken if gap > longest else max(gap * self.per_second, LEAST)
+            if gap > longest:
+                self.folds.append(round(self.places[-1] + width / 2, 1))
+            self.places.append(self.places[-1] + width)
+
+    @property
+    def end(self) -> float:
+        return self.places[-1]
 
     def holds(self, at: datetime) -> bool:
         """Tell whether a moment is late enough to be drawn."""
-        return bool(self.columns) and at >= self.columns[0].at
-
-    def column(self, at: datetime, lane: int) -> _Column:
-        """Return the column of a moment of a lane."""
-        fits = [column for column in self.columns if lane in column.lanes and column.at <= at]
-        return fits[-1] if fits else self.columns[0]
-
-    def room_after(self, x: float, lane: int) -> float:
-        """Return the pixels up to the next moment of a lane."""
-        return next((column.x for column in self.columns if lane in column.lanes and column.x > x), x + 140) - x
+        return bool(self.times) and at >= self.times[0]
 
     def x(self, at: datetime) -> float:
-        """Return the x of any moment, interpolated between its columns."""
-        place = bisect_right([column.at for column in self.columns], at)
-        if place == 0:
-            return self.columns[0].x
-        before = self.columns[place - 1]
-        if place == len(self.columns):
-            return before.x + 60.0
-        after = self.columns[place]
-        whole = (after.at - before.at).total_seconds() or 1.0
-        share = (at - before.at).total_seconds() / whole
-        return before.x + (after.x - before.x) * min(max(share, 0.12), 0.94)
+        """Return the x of a moment; of one that has no place of its own, between its neighbours."""
+        place = bisect_right(self.times, at) - 1
+        if place < 0:
+            return self.places[0]
+        if place == len(self.times) - 1:
+            return round(self.places[place] + (60.0 if at > self.times[place] else 0.0), 1)
+        before, after = self.times[place : place + 2]
+        share = (at - before) / (after - before)
+        return round(self.places[place] + (self.places[place + 1] - self.places[place]) * share, 1)
 
 
 def fold_above(gaps: Sequence[float]) -> float:
@@ -367,7 +369,7 @@ def fold_above(gaps: Sequence[float]) -> float:
     short = sorted(gap for gap in gaps if gap > 0)
     limit = inf
     for shorter, longer in pairwise(short):
-        if longer > 6 * max(sum(gap for gap in short if gap <= shorter), 0.02):
+        if longer > 6 * max(sum(gap for gap in short if gap <= shorter), 0.05):
             limit = shorter
             break
     return limit
@@ -376,87 +378,98 @@ def fold_above(gaps: Sequence[float]) -> float:
 def draw(history: EventHistory) -> TimelineChart | None:
     """Return the drawing; None where everything happened at one moment."""
     deliveries = list(history.deliveries[:LANES])
-    points = [(arrival.at, 0) for arrival in history.arrivals]
-    for lane, delivery in enumerate(deliveries, 1):
-        points += [(attempt.started_at, lane) for attempt in history.attempts.get(delivery.id, ())]
-        if _is_ahead(delivery, history.now) and delivery.due_at is not None:
-            points.append((delivery.due_at, lane))
+    moments = [arrival.at for arrival in history.arrivals]
+    for delivery in deliveries:
+        for attempt in history.attempts.get(delivery.id, ()):
+            moments += [attempt.started_at, max(attempt.started_at, attempt.ended_at)]
+        if next_at := _next_at(delivery, history.now):
+            moments.append(next_at)
     if not deliveries:
         return None
-    scale = _Scale(points, WIDTH - LEFT - 150)
-    if len(scale.columns) < 2:
+    scale = _Scale(moments, WIDTH - LEFT - 150)
+    if len(scale.times) < 2:
         return None
     height = 46.0 * (len(deliveries) + 1) + 20
-    now = round(scale.x(history.now), 1) if any(_is_ahead(d, history.now) for d in history.deliveries) else None
-    drawn = TimelineChart(max(WIDTH, scale.end + 150), height + 30, now)
+    now = scale.x(history.now) if any(_next_at(d, history.now) for d in history.deliveries) else None
+    drawn = TimelineChart(max(WIDTH, round(scale.end + 150, 1)), height + 30, now)
     drawn.names = [(translate("arrivals"), 38.0), *[(d.destination, _y(lane)) for lane, d in enumerate(deliveries, 1)]]
     _draw_time(drawn, scale, history.now)
-    last_x = -100.0
-    for arrival in history.arrivals:
-        x = scale.column(arrival.at, 0).x
-        if scale.holds(arrival.at) and x - last_x > 8:
-            drawn.seen.append(ArrivalMark(str(arrival.outcome), x))
-            last_x = x
+    _draw_arrivals(drawn, scale, history.arrivals)
     for lane, delivery in enumerate(deliveries, 1):
         _draw_lane(drawn, scale, history, delivery, lane)
     return drawn
+
+
+def _draw_arrivals(drawn: TimelineChart, scale: _Scale, arrivals: Sequence[ShownArrival]) -> None:
+    """Draw each arrival; of several alike at one place, the first."""
+    shown: list[tuple[str, float]] = []
+    for arrival in arrivals:
+        outcome, x = str(arrival.outcome), scale.x(arrival.at)
+        if scale.holds(arrival.at) and not (shown and shown[-1][0] == outcome and x - shown[-1][1] <= 8):
+            shown.append((outcome, x))
+    ends = [*(x for _, x in shown[1:]), drawn.width]
+    for (outcome, x), end in zip(shown, ends, strict=False):
+        fits = len(outcome) * LETTER < end - x - 14
+        drawn.seen.append(ArrivalMark(outcome, x, outcome if fits else ""))
 
 
 def _y(lane: int) -> float:
     return 38.0 + 46.0 * lane
 
 
-def _is_ahead(delivery: StoredDelivery, now: datetime) -> bool:
-    return delivery.status is DeliveryStatus.pending and delivery.due_at is not None and delivery.due_at > now
+def _next_at(delivery: StoredDelivery, now: datetime) -> datetime | None:
+    """Return the time of a delivery's next attempt, if that is still to come."""
+    is_ahead = delivery.status is DeliveryStatus.pending and delivery.due_at is not None and delivery.due_at > now
+    return delivery.due_at if is_ahead else None
 
 
 def _draw_time(drawn: TimelineChart, scale: _Scale, now: datetime) -> None:
     drawn.folds = scale.folds
     is_fine = scale.per_second > 40  # seconds alone would repeat themselves
-    last = -100.0
-    for column in scale.columns:
-        if column.x - last < (TICK + 18 if is_fine else TICK):
-            continue
-        last = column.x
-        is_today = (now - column.at).total_seconds() < 43_200
-        text = column.at.strftime("%H:%M:%S" if is_today else "%d %b %H:%M")
-        drawn.ticks.append((column.x, f"{text}.{column.at.microsecond // 1000:03}" if is_fine and is_today else text))
+    last, before = -100.0, ""
+    for at in scale.times:
+        x = scale.x(at)
+        is_today = (now - at).total_seconds() < 43_200
+        text = at.strftime("%H:%M:%S" if is_today else "%d %b %H:%M")
+        text += f".{at.microsecond // 1000:03}" if is_fine and is_today else ""
+        if x - last >= (TICK + 18 if is_fine else TICK) and text != before:
+            drawn.ticks.append((x, text))
+            last, before = x, text
 
 
 def _draw_lane(drawn: TimelineChart, scale: _Scale, history: EventHistory, delivery: StoredDelivery, lane: int) -> None:
     y = _y(lane)
     end: float | None = None
     previous: StoredAttempt | None = None
-    for attempt in history.attempts.get(delivery.id, ()):
+    attempts = history.attempts.get(delivery.id, ())
+    next_at = _next_at(delivery, history.now)
+    starts = [scale.x(one.started_at) for one in attempts]
+    starts.append(drawn.width if next_at is None else scale.x(next_at))
+    for attempt, (x, next_x) in zip(attempts, pairwise(starts), strict=True):
         if scale.holds(attempt.started_at):
-            x = scale.column(attempt.started_at, lane).x
             if previous is not None and end is not None and x - end > 34:
                 wait = (attempt.started_at - previous.ended_at).total_seconds()
                 drawn.waits.append(WaitLine(end + 8, x - 6, y, show_span(wait)))
-            block = _block(attempt, x, y, scale.per_second, scale.room_after(x, lane))
+            block = _block(attempt, x, y, max(scale.x(attempt.ended_at) - x, LEAST), next_x - x)
             drawn.tries.append(block)
             end = x + block.width
         previous = attempt
-    if _is_ahead(delivery, history.now) and delivery.due_at is not None:
-        x = scale.column(delivery.due_at, lane).x
+    if next_at is not None:
+        x = starts[-1]
         start = (end if end is not None else LEFT) + 8
         since = previous.ended_at if previous else history.now
-        drawn.waits.append(
-            WaitLine(start, x - 10, y, show_span((delivery.due_at - since).total_seconds()), is_ahead=True)
-        )
+        drawn.waits.append(WaitLine(start, x - 10, y, show_span((next_at - since).total_seconds()), is_ahead=True))
         most = history.most(delivery.destination)
         n = delivery.attempts + 1
         number = translate("attempt {}").format(n) if most is None else translate("attempt {} of {}").format(n, most)
-        drawn.nexts.append(NextAttempt(x, y, number, delivery.due_at))
+        drawn.nexts.append(NextAttempt(x, y, number, next_at))
 
 
-def _block(attempt: StoredAttempt, x: float, y: float, per_second: float, room: float) -> AttemptBlock:
-    """Return the block of an attempt, as long as it took, and what fits of its label before the next one."""
+def _block(attempt: StoredAttempt, x: float, y: float, width: float, room: float) -> AttemptBlock:
+    """Return the block of an attempt, from its start to its end, and what fits of its label before the next one."""
     seconds = max((attempt.ended_at - attempt.started_at).total_seconds(), 0.0)
     inks = {AttemptOutcome.done: "done", AttemptOutcome.crashed: "wait"}
     result = "done" if attempt.outcome is AttemptOutcome.done else _describe(attempt)
-    # Where the time after it is folded, only a part of the room is to scale.
-    width = max(min(seconds * per_second, room - 3 if room > FOLDED else 0.4 * room), 6.0)
     letters = int((room - 6) / LETTER)
     label = f"{result} · {took(seconds)}"
     if len(label) > letters:

@@ -70,6 +70,15 @@ class OhChart extends HTMLElement {
     const every = Math.max(1, Math.ceil(x.length / 7));
     return x.filter((i) => (x.length - 1 - i) % every === 0);
   }
+  short(splits) {  // days, where every label is a midnight
+    const labels = splits.map((i) => this.labels[i]);
+    return labels.every((label) => label.endsWith(" 00:00")) ? labels.map((label) => label.slice(0, -6)) : labels;
+  }
+  ticks(width) {  // as many labels as fit beside each other
+    const all = this.round(this.labels.map((_, i) => i)), wide = Math.max(...this.short(all).map((label) => label.length)) * 6.5 + 14;
+    const every = Math.max(1, Math.ceil(all.length * wide / width));
+    return all.filter((_, i) => (all.length - 1 - i) % every === 0);
+  }
   upright() {  // spans of time reach from milliseconds to hours, and only powers show both
     if (this.getAttribute("kind") !== "lines") return { range: (_, low, high) => [0, Math.max(high * 1.1, 4, ...this.near(high))] };
     const power = (v, round) => 10 ** round(Math.log10(Math.max(v, 0.1)));
@@ -90,7 +99,6 @@ class OhChart extends HTMLElement {
     const x = this.labels.map((_, i) => i);
     const [data, series] = this.getAttribute("kind") === "stack" ? this.stacked(x) : this.lines(x);
     const axis = { stroke: this.ink("text"), font: `11px ${getComputedStyle(this).fontFamily}`, ticks: { show: false } };
-    const splits = this.round(x);
     this.tip = document.createElement("div");
     this.tip.className = "tip";
     this.tip.hidden = true;
@@ -99,7 +107,7 @@ class OhChart extends HTMLElement {
       cursor: { y: false, points: { show: false }, drag: { x: Boolean(this.starts[0]), y: false, setScale: false } },
       scales: { x: { time: false, range: [-0.6, x.length - 0.4] }, y: this.upright() },
       axes: [
-        { ...axis, grid: { show: false }, size: 24, splits: () => splits, values: (_, s) => s.map((i) => this.labels[i]) },
+        { ...axis, grid: { show: false }, size: 24, splits: () => this.ticks(this.plot.clientWidth - 76), values: (_, s) => this.short(s) },
         { ...axis, grid: { stroke: this.ink("line"), width: 1 }, size: this.getAttribute("unit") ? 52 : 40, gap: 6, values: (_, s) => s.map((v) => this.value(v)), ...this.steps() },
       ],
       hooks: { setCursor: [(u) => this.tell(u)], setSelect: [(u) => this.choose(u)], draw: [(u) => this.overlay(u)] },

@@ -10,8 +10,10 @@ export function count() {
   const all = boxes(), on = chosen();
   for (const box of all) box.closest("tr").setAttribute("aria-selected", String(box.checked));
   const head = $("[data-all]");
-  head.checked = on.length > 0 && on.length === all.length;
-  head.indeterminate = on.length > 0 && on.length < all.length;
+  if (head) {
+    head.checked = on.length > 0 && on.length === all.length;
+    head.indeterminate = on.length > 0 && on.length < all.length;
+  }
   bar.hidden = on.length === 0;
   $("[data-count]", bar).textContent = on.length;
   for (const link of $$("[data-chosen]", bar)) {
