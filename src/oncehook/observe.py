@@ -368,7 +368,7 @@ class Observer:
         self._rejections.append(rejection)
         self._samples.add(rejection, source, arrival)
         fields: dict[str, object] = {
-            "source": named, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size,
+            "source": named, "reason": reason, "peer": arrival.peer, "code": error.code, "size": size,
         }  # fmt: skip
         if self.audience.is_there:
             self.audience.publish("arrival", {"outcome": "rejected", **fields})

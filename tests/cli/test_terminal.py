@@ -31,7 +31,7 @@ from oncehook.cli.help import EXAMPLES
 from oncehook.cli.output import TableColumn, cut, table
 from oncehook.human import show_id
 from oncehook.logs import set_up_logging
-from oncehook.model import DeliveryId, EventId, new_id
+from oncehook.model import DeliveryId, EventId, ReplayId, new_id
 from tests.acceptance.test_admin_cli import EVERY, Admin, Done, at_a_terminal
 from tests.cli.conftest import Process
 from tests.cli.test_docs import parse, words_of
@@ -179,6 +179,8 @@ def test_moments_are_columns_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(places) == 1, bare
     assert show_id(event) in bare[0]
     assert event not in bare[0]
+    assert "signature_invalid from 203.0.113.9" in bare[1]
+    assert "ConnectionError: nobody is at" in bare[3], "the error comes before names and ids"
 
 
 @contextmanager
@@ -201,6 +203,27 @@ def test_a_log_line_about_an_event_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         [line, _] = click.unstyle(shown()).split("\r\n")
         assert len(line) <= 80
         assert f"arrival.accepted   {show_id(event)}  stripe invoice.paid" in line
+        attempt_log, failed = logging.getLogger("oncehook.attempt"), {**fields, "attempt": 3, "destination": "ship"}
+        attempt_log.error("delivery.dead", extra={"fields": failed | {"error": "LookupError: order 17\nin app.py"}})
+        line = click.unstyle(shown()).strip()
+        assert line[10:] == f"delivery.dead  → ship  LookupError: order 17  {show_id(event)}  stripe inv…"
+        attempt_log.error("delivery.dead", extra={"fields": failed | {"error": "x" * 200}})
+        line = click.unstyle(shown()).strip()
+        assert line.endswith(f"{'x' * 30}…  {show_id(event)}")
+        attempt_log.error("delivery.dead", extra={"fields": failed | {"error": "x" * 200, "destination": "d" * 20}})
+        assert click.unstyle(shown()).strip().endswith(f"  {'x' * 30}…")
+        for logger, moment, about, says in (
+            ("arrival", "arrival.rejected", {"source": "stripe", "reason": "mismatch", "peer": "203.0.113.9",
+             "code": "signature_invalid", "size": 12345}, "stripe  reason=mismatch  peer=203.0.113.9"),
+            ("replay", "replay.done", {"replay_id": str(ReplayId(new_id())), "state": "done", "planned": 12345,
+             "done": 12345, "dead": 12345, "actor": "a" * 40}, "state=done  planned=12345  done=12345"),
+            ("attempt", "breaker.opened", {"destination": "ship", "failures": 5,
+             "until": "2026-11-18T10:00:30.123+00:00", "worker": "w" * 40}, "→ ship  failures=5  until=10:00:30"),
+        ):  # fmt: skip
+            logging.getLogger(f"oncehook.{logger}").warning(moment, extra={"fields": about})
+            line = click.unstyle(shown()).strip()
+            assert says in line
+            assert len(line) <= 80
         logging.getLogger("oncehook.store").warning("store.full", extra={"fields": {"error": "e" * 200}})
         assert "e" * 200 in shown().replace("\r\n", ""), "a warning is never cut"
     with io.StringIO() as pipe:
