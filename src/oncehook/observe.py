@@ -22,6 +22,7 @@ import msgspec
 from oncehook import __version__, clock, model
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
+from oncehook.human import replay_state
 from oncehook.logs import plain, ration
 from oncehook.model import (
     Arrival,
@@ -525,7 +526,7 @@ class Observer:
         """Log a replay that is done, or was aborted."""
         fields: dict[str, object] = {
             "replay_id": str(replay.id),
-            "state": str(replay.state),
+            "state": replay_state(replay.state, replay.planned, replay.dead, replay.skipped),
             "planned": replay.planned,
             "done": replay.done,
             "dead": replay.dead,

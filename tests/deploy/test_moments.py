@@ -64,7 +64,7 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
         assert all(line.keys() >= OF_ATTEMPTS for line in found), name
     assert [line["run"] for line in moments(lines, "delivery.dead") if "replay_id" in line] == [2]
     (over,) = moments(lines, "replay.done")
-    assert (over["level"], over["replay_id"], over["state"]) == ("info", str(replay.id), "done")
+    assert (over["level"], over["replay_id"], over["state"]) == ("info", str(replay.id), "failed")
     assert [over[name] for name in ("planned", "done", "dead", "skipped", "actor")] == [1, 0, 1, 0, "somebody"]
 
 

@@ -33,6 +33,7 @@ from oncehook.cli.output import (
     say,
     show_counts,
     state,
+    state_of_replay,
     table,
     text,
     when,
@@ -655,7 +656,7 @@ def replay_lines(replay: Mapping[str, Any]) -> list[str]:
         "finished": moment(replay["finished_at"]),
         "command": text(replay["command"], 2000),
     }
-    return [join_columns(replay["id"], state(replay["state"])), *fields(facts, "  ")]
+    return [join_columns(replay["id"], state_of_replay(replay)), *fields(facts, "  ")]
 
 
 def rate_of(replay: Mapping[str, Any]) -> str:

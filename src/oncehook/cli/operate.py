@@ -40,6 +40,7 @@ from oncehook.cli.output import (
     say,
     show_counts,
     state,
+    state_of_replay,
     table,
     text,
     when,
@@ -243,7 +244,7 @@ _REPLAYS: Final = (
 def _replay_row(replay: Mapping[str, Any]) -> list[str]:
     return [
         id_of(replay["id"]),
-        state(replay["state"]),
+        state_of_replay(replay),
         when(replay["created_at"]),
         *(f"{replay[word]:,}" for word in ("planned", "done", "dead", "skipped")),
         text(replay["actor"], 20),

@@ -20,7 +20,7 @@ import click
 
 from oncehook import clock
 from oncehook.cli.options import voice
-from oncehook.human import show_ago, show_duration, show_id, show_moment
+from oncehook.human import replay_state, show_ago, show_duration, show_id, show_moment
 from oncehook.logs import plain
 
 COLORS: Final = {
@@ -37,6 +37,7 @@ COLORS: Final = {
     "crashed": "red",
     "aborted": "red",
     "failing": "yellow",
+    "failed": "red",
     "held back": "red",
 }
 WIDEST: Final = 48
@@ -111,6 +112,12 @@ def next_moment(value: str | None) -> str:
 
 def state(word: str, note: str | None = None) -> str:
     return click.style(word + (f" ({note})" if note else ""), fg=COLORS.get(word))
+
+
+def state_of_replay(replay: Mapping[str, Any]) -> str:
+    """Format a replay's state, with the number that failed where it was not all of them."""
+    word = replay_state(replay["state"], replay["planned"], replay["dead"], replay["skipped"])
+    return click.style(f"{replay['dead']:,} failed", fg="yellow") if word == "partly" else state(word)
 
 
 def show_counts(numbers: Mapping[str, int], words: Iterable[str] | None = None) -> str:
