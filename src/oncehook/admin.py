@@ -549,7 +549,7 @@ class Admin:
         minute, and for a destination that is configured here or has a worker."""
         deliveries = list(deliveries)
         found = await self._find_destinations({one.destination for one in deliveries})
-        known = {*found, *await self._elsewhere()}
+        known = {*found, *_worked_for(await self._store.workers())}
         rested = clock.now_utc() - timedelta(seconds=REPLAY_PAUSE)
         return {
             one.id
@@ -559,10 +559,6 @@ class Admin:
             and one.destination in known
             and (one.last_replay_at is None or one.last_replay_at <= rested)
         }
-
-    async def _elsewhere(self) -> set[str]:
-        """Return the destinations of all workers, in whichever process."""
-        return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
         found = await self._store.causes(destination, _list_names(self.scope.sources), _list_names(self.scope.accounts))
@@ -677,7 +673,20 @@ class Admin:
         planned = await self._store.plan_replay(self._within(request.filter), force=request.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
         destinations = await self._find_destinations(planned.by_destination)
-        return build_plan(request, planned, destinations, levels, previews, await self._elsewhere())
+        workers = await self._store.workers()
+        handlers = [name for name, one in destinations.items() if one.kind == "handler"]
+        failed_before = {name: at for name in handlers if (at := await self._failed_before(name, workers))}
+        elsewhere = _worked_for(workers)
+        return build_plan(request, planned, destinations, levels, previews, elsewhere, failed_before)
+
+    async def _failed_before(self, name: str, workers: Sequence[StoredWorker]) -> datetime | None:
+        """Return when a handler failed last, where all of its workers have started since: it may be mended by now."""
+        failed_at = max((cause.last_at for cause in await self._store.causes(name)), default=None)
+        started = [worker.started_at for worker in workers if name in worker.destinations]
+        if failed_at is None or not started or failed_at >= min(started):
+            return None
+        retried = Filter(status=DeliveryStatus.pending, destination=name, attempts_above=0)
+        return None if (await self._store.find_deliveries(retried, limit=1)).items else failed_at
 
     async def start_replay(
         self,
@@ -1485,6 +1494,11 @@ def _check_meant(filter: Filter) -> None:
     """Refuse an empty filter: an act on everything must not happen because nothing was named."""
     if filter == Filter():
         raise BadRequest("Say what is meant: an empty query means everything.", hint='Try query "status:dead".')
+
+
+def _worked_for(workers: Iterable[StoredWorker]) -> set[str]:
+    """Return the destinations of all workers, in whichever process."""
+    return {name for worker in workers for name in worker.destinations}
 
 
 def _check_reason(reason: str) -> None:
