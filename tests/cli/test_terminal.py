@@ -27,6 +27,7 @@ from click.shell_completion import ShellComplete
 
 from oncehook.cli import cli, output, tail
 from oncehook.cli.api import Api, Failed, Where
+from oncehook.cli.browse import list_destinations
 from oncehook.cli.help import EXAMPLES
 from oncehook.cli.output import TableColumn, cut, table
 from oncehook.human import show_id
@@ -155,6 +156,38 @@ def test_a_line_that_is_cut_keeps_its_colours() -> None:
         assert click.unstyle(shown) == click.unstyle(line) or click.unstyle(shown).endswith("…")
     assert "\x1b[31mdead\x1b[0m" in cut(line, 20)
     assert cut(line, 20).endswith("\x1b[0m"), "what comes after it has no colour"
+
+
+def test_the_cause_of_dead_letters_is_kept_before_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "room", lambda: 80)
+    head = ("count", output.TableColumn("cause", 20, is_main=True), output.TableColumn("first", spare=1), "sample")
+
+    def row(cause: str) -> str:
+        return output.table(head, [("12", cause, "f" * 20, "dlv_…3a5d2c-1")])[1]
+
+    assert "f" * 20 in row("KeyError: 'x' (app.py:9)")
+    long = "LookupError: no address for 17 in the stock (app.py:9)"
+    assert row(long) == f"12     {long}  dlv_…3a5d2c-1"
+    assert "LookupError: no address" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
+    assert "…" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
+    assert "(app.py:9)  dlv_…3a5d2c-1" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
+
+
+def test_why_a_destination_fails_is_not_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "room", lambda: 80)
+    found = {
+        "name": "a-destination", "kind": "handler", "address": "shop.handlers.ship", "state": "failing", "failures": 3,
+        "paused_why": None, "pending": 1234, "leased": 2, "dead": 3, "oldest_due": 100.0, "retry": "quick",
+        "origin": "app",
+    }  # fmt: skip
+    api = Api(Where())
+    monkeypatch.setattr(api, "pages", lambda path: [found])
+    list_destinations(api, as_json=False)
+    _, line = click.unstyle(capsys.readouterr().out).splitlines()
+    assert "failing (3 failures in a row)" in line
+    assert len(line) <= 80
 
 
 # -- tail and the log --------------------------------------------------------------------------

@@ -253,7 +253,7 @@ def list_destinations(api: Api, as_json: bool) -> int:
         TableColumn("name", 8),
         TableColumn("kind", spare=3),
         TableColumn("address", 12, spare=1),
-        TableColumn("state", 20),
+        TableColumn("state", 20, is_main=True),
         "pending",
         TableColumn("leased", spare=2),
         "dead",
@@ -292,9 +292,9 @@ def list_dead(api: Api, destination: str | None, as_json: bool) -> int:
     head = (
         "count",
         TableColumn("destination", 8),
-        TableColumn("cause", 20),
-        TableColumn("first", spare=1),
-        "last",
+        TableColumn("cause", 20, is_main=True),
+        TableColumn("first", spare=2),
+        TableColumn("last", spare=1),
         "sample",
     )
     return _list(api.get("dead", destination=destination), head, _cause_row, "no dead letters", as_json)

@@ -149,6 +149,8 @@ class TableColumn(NamedTuple):
     """The width to which it may be cut; None: never cut."""
     spare: int = 0
     """Columns of a higher number are left out first; 0: never left out."""
+    is_main: bool = False
+    """Cut after all other columns, and in the middle: a cause ends with its place."""
 
 
 def room() -> int | None:
@@ -173,21 +175,22 @@ def table(
     limit -= len(indent)
     used = [n for n in range(len(columns)) if any(row[n] for row in body)]
     kept = _fit(columns, widths, used, limit)
-    shown = [[cut(line[n], widths[n]) for n in kept] for line in lines]
+    shown = [[(_cut_middle if columns[n].is_main else cut)(line[n], widths[n]) for n in kept] for line in lines]
     return [indent + cut(_pad(line, [widths[n] for n in kept]), limit) for line in shown]
 
 
 def _fit(columns: Sequence[TableColumn], widths: list[int], kept: list[int], limit: int) -> list[int]:
     """Return those columns that there is room for, and cut the widths of those that may be cut."""
     least = [width if one.least is None else min(one.least, width) for one, width in zip(columns, widths, strict=True)]
+    wanted = [width if one.is_main else small for one, width, small in zip(columns, widths, least, strict=True)]
 
     def excess(sizes: Sequence[int]) -> int:
         return sum(sizes[n] for n in kept) + 2 * (len(kept) - 1) - limit
 
-    while excess(least) > 0 and any(columns[n].spare for n in kept):
+    while excess(wanted) > 0 and any(columns[n].spare for n in kept):
         kept.remove(max(kept, key=lambda n: columns[n].spare))
     while excess(widths) > 0 and (cuttable := [n for n in kept if widths[n] > least[n]]):
-        widths[max(cuttable, key=lambda n: widths[n])] -= 1
+        widths[max(cuttable, key=lambda n: (not columns[n].is_main, widths[n]))] -= 1
     return kept
 
 
@@ -206,6 +209,12 @@ def cut(line: str, width: int) -> str:
             kept.append(piece[:left] if len(piece) < left else piece[:left] + ("…" if width else ""))
             left -= min(len(piece), left)
     return "".join(kept)
+
+
+def _cut_middle(entry: str, width: int) -> str:
+    end = width // 3
+    is_whole = _length(entry) <= width or _CODE.search(entry)
+    return cut(entry, width) if is_whole else f"{entry[: width - end - 1]}…{entry[-end:]}"
 
 
 def _length(entry: str) -> int:
