@@ -1273,7 +1273,7 @@ class Admin:
         for source in self._inbox.sources.values():
             found += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
         if old := self._store.warning():
-            found.append(Check("library", True, old, "Use a newer Python or SQLite.", warning=True))
+            found.append(Check("library", True, old, upkeep.OLD_LIBRARY_HINT, warning=True))
         for name, waiting in (await upkeep.strays(self._store, self._inbox.destinations)).items():
             detail = f'{waiting:,} for "{name}", which nobody here knows'
             found.append(Check("waiting", True, detail, upkeep.STRAY_HINT, warning=True))
