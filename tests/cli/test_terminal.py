@@ -16,6 +16,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from click.shell_completion import ShellComplete
 
 from oncehook.cli import cli, output, tail
 from oncehook.cli.api import Api, Failed, Where
-from oncehook.cli.browse import list_destinations
+from oncehook.cli.browse import held_back, list_destinations
 from oncehook.cli.help import EXAMPLES
 from oncehook.cli.output import TableColumn, cut, table
 from oncehook.human import show_id
@@ -88,6 +89,37 @@ def test_an_event_is_shown_with_its_attempts_and_its_page(here: Admin) -> None:
     assert "attempts for crm" in shown
     assert "run 1 attempt 1" in shown
     assert f"http://127.0.0.1:{here.receiver.port}/events/{dead}" in shown
+
+
+def test_what_waits_for_a_destination_is_not_called_due(here: Admin) -> None:
+    here.good("pause", "crm")
+    [sent] = here.send("o1")
+    assert "paused" in next(line for line in see(here, "show", sent["event_id"]) if "crm: pending" in line)
+    delivery = here.good("show", sent["event_id"], "--json").json["deliveries"][0]["id"]
+    assert any(line.split() == ["due", "paused"] for line in see(here, "show", delivery))
+    assert "1 event since midnight UTC" in here.good("stats").out
+    assert sent["event_id"] in here.good("events", "--query", "key:o1").out
+    assert sent["event_id"] not in here.good("events", "--query", "key:o2").out
+
+
+def test_until_when_a_breaker_holds_deliveries_back() -> None:
+    now = output.clock.now_utc()
+    ago, soon, later = (now + timedelta(seconds=s) for s in (-9, 60, 3600))
+
+    def say(until: datetime | None, due: datetime) -> str:
+        destination = {"state": "held_back", "open_until": until and until.isoformat()}
+        return held_back(destination, due.isoformat())
+
+    assert say(soon, ago) == f"held back until {soon:%H:%M:%S} UTC"
+    assert say(soon, later) == ""
+    assert say(ago, ago) == "held back until one attempt succeeds"
+    assert say(None, ago) == ""
+
+
+def test_a_wrong_id_is_told_its_form(here: Admin) -> None:
+    done = here.run("show", "evt_nope")
+    assert "No event evt_nope." in done.err
+    assert "An id is evt_ and 32 digits" in done.err
 
 
 class Listed(Api):
