@@ -280,7 +280,8 @@ def _warning(recipient: Mapping[str, Any]) -> str:
     if recipient["kind"] == "gone":
         return click.style("no longer configured", fg="red")
     notes = {"paused": "paused", "failing": "failed last", "changed": "another address than before"}
-    return click.style(", ".join(note for word, note in notes.items() if recipient[word]), fg="yellow")
+    said = ", ".join(note for word, note in notes.items() if recipient[word])
+    return said and click.style(said, fg="yellow")
 
 
 def _left_out(plan: Mapping[str, Any]) -> str:
