@@ -549,7 +549,7 @@ class Admin:
         minute, and for a destination that is configured here or has a worker."""
         deliveries = list(deliveries)
         found = await self._find_destinations({one.destination for one in deliveries})
-        known = {*found, *await self._elsewhere()}
+        known = {*found, *_worked_for(await self._store.workers())}
         rested = clock.now_utc() - timedelta(seconds=REPLAY_PAUSE)
         return {
             one.id
@@ -559,10 +559,6 @@ class Admin:
             and one.destination in known
             and (one.last_replay_at is None or one.last_replay_at <= rested)
         }
-
-    async def _elsewhere(self) -> set[str]:
-        """Return the destinations of all workers, in whichever process."""
-        return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None, source: str | None = None) -> list[Cause]:
         """Return the causes of dead letters, those of most first; on request of one destination and of one source."""
@@ -681,7 +677,20 @@ class Admin:
         planned = await self._store.plan_replay(self._within(request.filter), force=request.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
         destinations = await self._find_destinations(planned.by_destination)
-        return build_plan(request, planned, destinations, levels, previews, await self._elsewhere())
+        workers = await self._store.workers()
+        handlers = [name for name, one in destinations.items() if one.kind == "handler"]
+        failed_before = {name: at for name in handlers if (at := await self._failed_before(name, workers))}
+        elsewhere = _worked_for(workers)
+        return build_plan(request, planned, destinations, levels, previews, elsewhere, failed_before)
+
+    async def _failed_before(self, name: str, workers: Sequence[StoredWorker]) -> datetime | None:
+        """Return when a handler failed last, where all of its workers have started since: it may be mended by now."""
+        failed_at = max((cause.last_at for cause in await self._store.causes(name)), default=None)
+        started = [worker.started_at for worker in workers if name in worker.destinations]
+        if failed_at is None or not started or failed_at >= min(started):
+            return None
+        retried = Filter(status=DeliveryStatus.pending, destination=name, attempts_above=0)
+        return None if (await self._store.find_deliveries(retried, limit=1)).items else failed_at
 
     async def start_replay(
         self,
@@ -1290,7 +1299,7 @@ class Admin:
         for source in self._inbox.sources.values():
             found += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
         if old := self._store.warning():
-            found.append(Check("library", True, old, "Use a newer Python or SQLite.", warning=True))
+            found.append(Check("library", True, old, upkeep.OLD_LIBRARY_HINT, warning=True))
         for name, waiting in (await upkeep.strays(self._store, self._inbox.destinations)).items():
             detail = f'{waiting:,} for "{name}", which nobody here knows'
             found.append(Check("waiting", True, detail, upkeep.STRAY_HINT, warning=True))
@@ -1314,7 +1323,7 @@ class Admin:
     ) -> list[ShownRejection]:
         """Return the latest rejected arrivals, newest first, each with a diagnosis for viewers of payloads."""
         await self._inbox.write_counts()  # who looks right after a refusal finds it
-        all_of_them = not self.scope.is_limited and source is reason is since is until is None
+        all_of_them = not self.scope.is_limited and (source, reason, since, until) == (None,) * 4
         # Nothing that was rejected belongs to an account: whose name it bears is its sender's word.
         found = await self._store.recent_rejections(limit if all_of_them else KEPT_REJECTIONS, before=before)
         mine = [
@@ -1527,6 +1536,11 @@ def _check_meant(filter: Filter) -> None:
     """Refuse an empty filter: an act on everything must not happen because nothing was named."""
     if filter == Filter():
         raise BadRequest("Say what is meant: an empty query means everything.", hint='Try query "status:dead".')
+
+
+def _worked_for(workers: Iterable[StoredWorker]) -> set[str]:
+    """Return the destinations of all workers, in whichever process."""
+    return {name for worker in workers for name in worker.destinations}
 
 
 def _check_reason(reason: str) -> None:

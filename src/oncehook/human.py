@@ -210,6 +210,13 @@ def show_id(id: str) -> str:
     return f"{kind}_…{digits[20:26]}{'-' if number else ''}{number}"
 
 
+def replay_state(state: str, planned: int, dead: int, skipped: int) -> str:
+    """Return a replay's state as it is shown: `done` only where nothing failed, otherwise `failed` or `partly`."""
+    if state != "done" or not dead:
+        return state
+    return "failed" if dead + skipped == planned else "partly"
+
+
 def count(number: int, noun: str) -> str:
     """Print a number of things: `1 delivery`, `1,204 deliveries`."""
     return f"{number:,} {noun if number == 1 else _plural(noun)}"

@@ -343,7 +343,7 @@ class Inbox:
         for name, destination in config.destination.items():
             self._build_destination(name, destination)
         for index, one in enumerate(config.route):
-            self.route(one.from_, one.to, **build.route_settings(one)).index = index
+            self._add_route(one.from_, one.to, **build.route_settings(one)).index = index
 
     def check_names(self) -> None:
         """Raise ConfigError where a route, or a name in the file, leads nowhere."""
@@ -425,7 +425,7 @@ class Inbox:
                 self.add_destination(HandlerDestination(called, handler, terms, self.emitter))
             routing = build.route_settings(read)
             routing["when"] = {"type": type, **routing.get("when", {})}
-            route = self.route(source, called, **routing)
+            route = self._add_route(source, called, **routing)
             if any(route.is_same(other) for other in self.routes[:-1]):
                 raise ConfigError(
                     f'Handler "{called}" is registered twice for the same events of "{source}" ({place_of(handler)}).',
@@ -499,8 +499,19 @@ class Inbox:
         self.places["destination", destination.name] = _find_caller()
         return destination
 
-    def route(self, source: str, to: str, **settings: Unpack[RouteSettings]) -> routes.Route:
-        """Send events of a source to a destination, if all of `when` holds. Settings are those of `[[route]]`."""
+    def route(self, source: str | Sequence[str], to: str, **settings: Unpack[RouteSettings]) -> None:
+        """Send events of a source, or of several, to a destination, if all of `when` holds. Settings are those of
+        `[[route]]`."""
+        sources = [source] if isinstance(source, str) else list(source)
+        if not sources or not all(isinstance(one, str) for one in sources):
+            raise ConfigError(
+                "`inbox.route` needs the name of a source, or a list of names.",
+                hint=f'Write inbox.route("stripe", "{to}").',
+            )
+        for one in sources:
+            self._add_route(one, to, **settings)
+
+    def _add_route(self, source: str, to: str, **settings: Unpack[RouteSettings]) -> routes.Route:
         self.routes.append(routes.Route(source, to, **settings))
         return self.routes[-1]
 

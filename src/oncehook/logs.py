@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -79,10 +80,17 @@ _LONG: Final = ("key", "subject")
 """Fields of untrusted length, shortened so that a line fits the terminal."""
 
 
+_TRAFFIC: Final = frozenset({"arrival", "attempt", "delivery", "lease", "breaker", "replay"})
+"""Families of moments that a busy inbox repeats: one line each on a terminal, cut where there is no room."""
+_LEAST_ERROR: Final = 30
+"""Columns below which an error is not cut in favour of the event's id."""
+
+
 class _TextFormatter(logging.Formatter):
     """Formatter for people: time, moment, event, source and type, the rest. Untrusted text cannot forge a record (S35).
 
-    On a terminal a record about an event is one line: what there is no room for, `oncehook show` says.
+    On a terminal a record about traffic is one line, with the error first: what there is no room for, `oncehook show`
+    says. Other records are wrapped.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -93,39 +101,63 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event = _read_record(record)
         moment = plain(str(event["event"]).strip())
-        parts = [event["timestamp"][11:19], f"{moment:<17}"]
-        ids = event.pop("event_ids", ()) or [event.pop("event_id", None)]
-        if ids[0]:
-            parts.append(plain(show_id(str(ids[0]))) + (f" and {len(ids) - 1} more" if len(ids) > 1 else ""))
-        what = " ".join(str(event[name]) for name in ("source", "type") if event.get(name))
-        if what:
-            parts.append(f"{_short(plain(what), 26):<26}")
-        if "destination" in event:
-            parts.append(f"→ {plain(str(event['destination']))}")
-        if "duration_s" in event:
-            parts.append(f"{event['duration_s'] * 1000:6.1f} ms")
-        if "attempt" in event:
-            parts += _attempt_words(event)
-        hidden = _HIDDEN_OF_ATTEMPTS if "attempt" in event else _HIDDEN
-        rest = {k: v for k, v in event.items() if k not in hidden and v not in (None, "")}
-        shown = {k: plain(_words(v)) for k, v in rest.items() if v}
-        parts += [f"{k}={_short(text) if k in _LONG else text}" for k, text in shown.items()]
-        line = self._fit("  ".join(parts)) if ids[0] else "  ".join(parts)
+        ids = event.pop("event_ids", ()) or [event.pop("event_id", None) or event.pop("replay_id", None)]
+        width = self._width()
+        first = [event["timestamp"][11:19], moment]
+        to = [f"→ {plain(str(event['destination']))}"] if "destination" in event else []
+        short = plain(show_id(str(ids[0]))) if ids[0] else ""
+        if len(ids) > 1:
+            short += f" and {len(ids) - 1} more"
+        what = plain(" ".join(str(event[name]) for name in ("source", "type") if event.get(name)))
+        if width and ids[0] and event.get("error"):
+            error = plain(str(event.pop("error")).partition("\n")[0])
+            left = width - len("  ".join([*first, *to, ""]))
+            beside_id = left - len(short) - len("    …")
+            parts = [*first, *to, _cut(error, beside_id if beside_id >= _LEAST_ERROR else left), short, what]
+        else:
+            if what and (short or not width):
+                what = f"{_short(what, 26):<26}"
+            parts = [first[0], f"{moment:<17}", short, what, *to]
+        line = "  ".join(filter(None, [*parts, *_details(event)]))
+        if width and moment.partition(".")[0] in _TRAFFIC and "hint" not in event:
+            line = _cut(line, width).removesuffix("  …")
+        elif width:
+            line = textwrap.fill(
+                line, width, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False
+            )
         line = line.replace(moment, self._paint(moment, event["level"]), 1)
         return "\n".join([line, *_indent(str(event.get("exception", "")))])
 
-    def _fit(self, line: str) -> str:
+    def _width(self) -> int:
+        """Return the columns of the terminal; 0 where lines are written in full."""
         if self._terminal is None:
-            return line
+            return 0
         try:
-            width = os.get_terminal_size(self._terminal.fileno()).columns
+            return os.get_terminal_size(self._terminal.fileno()).columns
         except (OSError, ValueError):
-            return line
-        return line if len(line) <= width or not width else f"{line[: width - 1]}…"
+            return 0
 
     def _paint(self, moment: str, level: str) -> str:
         color = _COLORS.get(moment) or _COLORS.get(level)
         return f"\x1b[{color}m{moment}\x1b[0m" if self._colored and color else moment
+
+
+def _details(event: Mapping[str, Any]) -> list[str]:
+    """Return how long it took, which attempt it was, and the fields that have no place of their own."""
+    parts = [f"{event['duration_s'] * 1000:6.1f} ms"] if "duration_s" in event else []
+    if "attempt" in event:
+        parts += _attempt_words(event)
+    hidden = _HIDDEN_OF_ATTEMPTS if "attempt" in event else _HIDDEN
+    return parts + [f"{k}={_field(k, v)}" for k, v in event.items() if k not in hidden and v]
+
+
+def _field(name: str, value: object) -> str:
+    text = plain(_words(value))
+    if name.endswith("_id"):
+        return show_id(text)
+    if name == "until":
+        return text[11:19]  # of a breaker, in seconds; the day is that of the record
+    return _short(text) if name in _LONG else text
 
 
 def _attempt_words(event: Mapping[str, Any]) -> list[str]:
@@ -149,6 +181,10 @@ def _words(value: object) -> str:
 def _short(text: str, width: int = 20) -> str:
     """Shorten text in the middle: long keys and subjects differ at their ends."""
     return text if len(text) <= width else f"{text[: width // 2]}…{text[-(width // 2 - 1) :]}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def plain(text: str) -> str:

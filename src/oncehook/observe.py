@@ -22,6 +22,7 @@ import msgspec
 from oncehook import __version__, clock, model
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
+from oncehook.human import replay_state
 from oncehook.logs import plain, ration
 from oncehook.model import (
     Arrival,
@@ -368,7 +369,7 @@ class Observer:
         self._rejections.append(rejection)
         self._samples.add(rejection, source, arrival)
         fields: dict[str, object] = {
-            "source": named, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size,
+            "source": named, "reason": reason, "peer": arrival.peer, "code": error.code, "size": size,
         }  # fmt: skip
         if self.audience.is_there:
             self.audience.publish("arrival", {"outcome": "rejected", **fields})
@@ -525,7 +526,7 @@ class Observer:
         """Log a replay that is done, or was aborted."""
         fields: dict[str, object] = {
             "replay_id": str(replay.id),
-            "state": str(replay.state),
+            "state": replay_state(replay.state, replay.planned, replay.dead, replay.skipped),
             "planned": replay.planned,
             "done": replay.done,
             "dead": replay.dead,

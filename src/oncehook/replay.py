@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from oncehook import query
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
-from oncehook.human import show_rate
+from oncehook.human import show_moment, show_rate
 from oncehook.model import (
     DeliveryId,
     DeliveryPreview,
@@ -86,6 +86,8 @@ class Recipient(msgspec.Struct, frozen=True):
     left_out: Mapping[DeliveryStatus, int] = msgspec.field(default_factory=dict)
     refused: int = 0
     """Deliveries of the plan that were refused for good when they were tried last."""
+    failed_before: datetime | None = None
+    """Last failure of a handler whose program has been started again since; None where it may have failed since."""
 
     @property
     def moved(self) -> str:
@@ -101,10 +103,13 @@ class Recipient(msgspec.Struct, frozen=True):
             found.append(f"{self.destination} is no longer configured: nobody would work these.")
         elif self.paused:
             found.append(f"{self.destination} is paused: nothing is sent before it is resumed.")
+        elif self.failed_before is not None:
+            at = show_moment(self.failed_before, "seconds")
+            found.append(f"{self.destination} failed last at {at}; its program was started since, and may be mended.")
         elif self.failing:
             unless = "unless that is mended, these may become dead letters again"
             found.append(f"{self.destination} failed its last attempts: {unless}.")
-        if self.refused and self.kind != "gone":
+        if self.refused and self.kind != "gone" and self.failed_before is None:
             found.append(self.doomed)
         return [*found, self.moved] if self.changed else found
 
@@ -113,8 +118,8 @@ class Recipient(msgspec.Struct, frozen=True):
         """Sentence about deliveries that were refused for good, which another attempt rarely changes."""
         if self.refused == self.count == 1:
             return f"{self.destination} refused this for good; it will probably fail again."
-        many = "These were" if self.refused == self.count else f"{self.refused:,} of {self.count:,} were"
-        return f"{many} refused for good; {self.refused:,} will probably fail again."
+        many = "these" if self.refused == self.count else f"{self.refused:,} of {self.count:,}"
+        return f"{self.destination} refused {many} for good; {self.refused:,} will probably fail again."
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -183,8 +188,10 @@ def build_plan(
     levels: Mapping[str, Level],
     previews: Mapping[bytes, DeliveryPreview],
     elsewhere: Collection[str] = (),
+    failed_before: Mapping[str, datetime] | None = None,
 ) -> Plan:
-    """Build a plan from the store's counts. `elsewhere`: the destinations of workers in other processes."""
+    """Build a plan from the store's counts. `elsewhere`: the destinations of workers in other processes;
+    `failed_before`: the last failures of handlers whose program has been started since."""
     counts = counted.by_destination
     return Plan(
         token=encode_token(request, PlanSnapshot(counted.total, counted.at)),
@@ -199,6 +206,7 @@ def build_plan(
                 counted.changed.get(name, 0),
                 "elsewhere" if name in elsewhere else "gone",
                 counted.parts.get(name, PlannedFor()),
+                (failed_before or {}).get(name),
             )
             for name, n in counts.items()
         ],
@@ -220,6 +228,7 @@ def _recipient(
     changed: int,
     otherwise: str,
     part: PlannedFor,
+    failed_before: datetime | None,
 ) -> Recipient:
     return Recipient(
         destination=name,
@@ -227,11 +236,12 @@ def _recipient(
         kind=otherwise if destination is None else destination.kind,
         address="" if destination is None else destination.address,
         paused=level.paused_at is not None,
-        failing=level.failures > 0 or level.open_until is not None,
+        failing=failed_before is None and (level.failures > 0 or level.open_until is not None),
         changed=0 if destination is None else changed,
         by_status=part.by_status,
         left_out=part.left_out,
         refused=part.refused,
+        failed_before=failed_before,
     )
 
 

@@ -83,6 +83,11 @@ log = logging.getLogger("oncehook.sweep")
 FindPatience = Callable[[Collection[str]], Awaitable[Mapping[str, tuple[int, float]]]]
 Measure = Callable[[], Awaitable[Sequence[Watermark]]]
 
+OLD_LIBRARY_HINT: Final = (
+    "Nothing need be done while only oncehook writes to it. SQLite comes with Python or the operating system: a newer"
+    " image or release of these brings a newer one, and a PostgreSQL store needs none."
+)
+"""Hint for a SQLite library that is too old to let other programs write."""
 STRAY_HINT: Final = "Define it again, or start the program that does, as in: oncehook serve module:inbox"
 """Hint for deliveries that wait for a destination that no process has."""
 

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Final, Protocol
 
@@ -736,6 +736,7 @@ class Worker:
             self._free_kept(slots, lease)
         if done.what is not Settle.release:
             self._observer.note_attempt(slots.destination, done)
+            self._note_trial(slots, done)
 
     def note_lost(self, lease: Lease) -> None:
         """Drop a lease that belongs to another worker by now; nothing was changed."""
@@ -761,7 +762,23 @@ class Worker:
     def note_breaker(self, change: BreakerChange) -> None:
         """Note a breaker that an outcome of this worker has opened or closed."""
         if (slots := self._slots.get(change.destination_id)) is not None:
+            slots.opened = None if change.open_until is None else change
             self._observer.breaker(slots.destination, change)
+
+    def _note_trial(self, slots: DestinationSlots, done: Settlement) -> None:
+        """Note a breaker that stays open because a trial has failed: the store reports only changes."""
+        opened, now = slots.opened, clock.now_utc()
+        is_another, slots.last_tried = done.lease.delivery.id != slots.last_tried, done.lease.delivery.id
+        if opened is None or opened.open_until is None:
+            return
+        if now - timedelta(seconds=done.duration) < opened.open_until:
+            return  # it was under way when the breaker opened
+        if not done.lease.failing:  # its failures were cleared, by a person or by another worker's success
+            slots.opened = None
+        elif done.breaker is not None and done.what is not Settle.done:
+            until = now + timedelta(seconds=done.breaker.open)
+            slots.opened = BreakerChange(opened.destination_id, until, opened.failures + is_another)
+            self._observer.breaker(slots.destination, slots.opened)
 
     def _stop_lost(self, lease: Lease) -> None:
         """Stop the attempt of a lease that the heartbeat has lost, or is about to lose (R33)."""
@@ -811,7 +828,7 @@ def _settle_unattempted(lease: Lease) -> Settlement | None:
 class DestinationSlots:
     """Slots of one destination in this worker: attempts under way, and how many more may begin."""
 
-    __slots__ = ("asked", "busy", "destination", "priorities", "used_at")
+    __slots__ = ("asked", "busy", "destination", "last_tried", "opened", "priorities", "used_at")
 
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
@@ -820,6 +837,10 @@ class DestinationSlots:
         """Slots reserved for a lease request under way."""
         self.priorities = {Priority.live}
         """Priorities that its deliveries are known to have."""
+        self.opened: BreakerChange | None = None
+        """How its breaker opened last; None while it is closed."""
+        self.last_tried: bytes | None = None
+        """The delivery of the last attempt: one that fails again is no further failure in a row."""
         self.used_at = clock.steady()
 
     @property

@@ -255,6 +255,8 @@ def test_the_plan_is_what_happens(admin: Admin) -> None:
     assert (failed.code, failed.json["dead"], failed.json["planned"]) == (1, 3, 3)
     again = admin.good("replay", failed.json["id"], "--dry-run", "--json").json
     assert again["total"] == 3, "those that failed, by the replay's id"
+    for shown in (admin.good("replay", "--list").out.splitlines()[1], admin.good("show", failed.json["id"]).out):
+        assert shown.split()[:2] == [failed.json["id"], "failed"]
 
 
 def test_one_request_key_is_one_replay(admin: Admin) -> None:

@@ -6,8 +6,10 @@ runs until the next one is started, as the page says.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import pty
 import re
 import shlex
 import signal
@@ -52,6 +54,7 @@ def commands(block: str) -> Iterator[tuple[str, list[str]]]:
 
 def as_pattern(line: str) -> str:
     """A printed line, whatever its numbers and wherever it says `…`."""
+    line = re.sub(r"…[0-9a-f]{6}\b|\b(in|evt)_[0-9a-f]+…", "…", line)  # digits of ids
     words = re.escape(line.strip()).replace("…", ".*").replace(r"\ ", " ")
     return re.sub(r"\d+", r"\\d+", re.sub(r" +", r"\\s+", words))
 
@@ -92,19 +95,36 @@ class Reader:
         wanted = ".*".join(map(as_pattern, printed))
         # What a reader looks at has happened by the time they look.
         for looks_left in range(LOOKS_AGAIN if command.startswith(LOOKS) else 0, -1, -1):
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=self.folder,
-                env=self.env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            if done.returncode == 0 and re.search(wanted, done.stdout, re.DOTALL):
+            code, shown = self.see_at_a_terminal(command) if command.startswith(LOOKS) else self.see_in_a_pipe(command)
+            if code == 0 and re.search(wanted, shown, re.DOTALL):
                 return
-            assert looks_left, f"$ {command}\n{done.stdout}\nThe page prints:\n" + "\n".join(printed)
+            assert looks_left, f"$ {command}\n{shown}\nThe page prints:\n" + "\n".join(printed)
             time.sleep(0.3)
+
+    def see_in_a_pipe(self, command: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def see_at_a_terminal(self, command: str) -> tuple[int, str]:
+        """Return what a command prints on a terminal of 80 columns."""
+        ours, theirs = pty.openpty()
+        env = self.env | {"COLUMNS": "80", "NO_COLOR": "1"}
+        with os.fdopen(ours, "rb", buffering=0) as screen:
+            process = subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=env, stdout=theirs, stderr=theirs)
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # the other end was closed
+                while piece := screen.read(4096):
+                    shown += piece
+            return process.wait(), shown.decode().replace("\r", "")
 
     def serve(self, command: str, ready: str) -> None:
         self.stop()

@@ -106,6 +106,31 @@ def program(served: Program, monkeypatch: pytest.MonkeyPatch) -> Iterator[Progra
 KNOWN = ("--app", "app:inbox")
 
 
+@pytest.mark.parametrize("act", ["pause", "resume"])
+def test_what_only_the_program_defines_is_not_denied(program: Program, run: Run, act: str) -> None:
+    done = run(act, "ship")
+    assert (done.code, done.out) == (1, "")
+    assert '"ship" is defined by a program, not by these settings.' in done.err
+    assert f"oncehook {act} ship --app module:inbox" in done.err
+    unknown = run(act, "shop")
+    assert 'There is no destination "shop".' in unknown.err
+    assert "--app module:inbox" in unknown.err
+
+
+def test_who_sends_to_nobody_is_told_how_to_name_the_app(
+    program: Program, run: Run, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCEHOOK_SERVER_PORT", str(unused_tcp_port))
+    done = run("send", "orders", *KNOWN)
+    assert done.code == 3
+    for word in ("oncehook serve", "--to http://127.0.0.1:8000", "--app module:inbox"):
+        assert word in done.err.replace("\n  ", " ")
+    wrong = run("send", "orders", *KNOWN, "--to", f"http://127.0.0.1:{program.port}/nothere")
+    assert wrong.code == 1
+    assert "→ 404" in wrong.out
+    assert "Hooks arrive at /in/SOURCE below the server's address" in wrong.err
+
+
 @pytest.mark.parametrize(
     ("command", "shows"),
     [

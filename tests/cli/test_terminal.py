@@ -16,6 +16,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from click.shell_completion import ShellComplete
 
 from oncehook.cli import cli, output, tail
 from oncehook.cli.api import Api, Failed, Where
+from oncehook.cli.browse import held_back, list_destinations
 from oncehook.cli.help import EXAMPLES
 from oncehook.cli.output import TableColumn, cut, table
 from oncehook.human import show_id
 from oncehook.logs import set_up_logging
-from oncehook.model import DeliveryId, EventId, new_id
+from oncehook.model import DeliveryId, EventId, ReplayId, new_id
 from tests.acceptance.test_admin_cli import EVERY, Admin, Done, at_a_terminal
 from tests.cli.conftest import Process
 from tests.cli.test_docs import parse, words_of
@@ -87,6 +89,37 @@ def test_an_event_is_shown_with_its_attempts_and_its_page(here: Admin) -> None:
     assert "attempts for crm" in shown
     assert "run 1 attempt 1" in shown
     assert f"http://127.0.0.1:{here.receiver.port}/events/{dead}" in shown
+
+
+def test_what_waits_for_a_destination_is_not_called_due(here: Admin) -> None:
+    here.good("pause", "crm")
+    [sent] = here.send("o1")
+    assert "paused" in next(line for line in see(here, "show", sent["event_id"]) if "crm: pending" in line)
+    delivery = here.good("show", sent["event_id"], "--json").json["deliveries"][0]["id"]
+    assert any(line.split() == ["due", "paused"] for line in see(here, "show", delivery))
+    assert "1 event since midnight UTC" in here.good("stats").out
+    assert sent["event_id"] in here.good("events", "--query", "key:o1").out
+    assert sent["event_id"] not in here.good("events", "--query", "key:o2").out
+
+
+def test_until_when_a_breaker_holds_deliveries_back() -> None:
+    now = output.clock.now_utc()
+    ago, soon, later = (now + timedelta(seconds=s) for s in (-9, 60, 3600))
+
+    def say(until: datetime | None, due: datetime) -> str:
+        destination = {"state": "held_back", "open_until": until and until.isoformat()}
+        return held_back(destination, due.isoformat())
+
+    assert say(soon, ago) == f"held back until {soon:%H:%M:%S} UTC"
+    assert say(soon, later) == ""
+    assert say(ago, ago) == "held back until one attempt succeeds"
+    assert say(None, ago) == ""
+
+
+def test_a_wrong_id_is_told_its_form(here: Admin) -> None:
+    done = here.run("show", "evt_nope")
+    assert "No event evt_nope." in done.err
+    assert "An id is evt_ and 32 digits" in done.err
 
 
 class Listed(Api):
@@ -157,6 +190,38 @@ def test_a_line_that_is_cut_keeps_its_colours() -> None:
     assert cut(line, 20).endswith("\x1b[0m"), "what comes after it has no colour"
 
 
+def test_the_cause_of_dead_letters_is_kept_before_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "room", lambda: 80)
+    head = ("count", output.TableColumn("cause", 20, is_main=True), output.TableColumn("first", spare=1), "sample")
+
+    def row(cause: str) -> str:
+        return output.table(head, [("12", cause, "f" * 20, "dlv_…3a5d2c-1")])[1]
+
+    assert "f" * 20 in row("KeyError: 'x' (app.py:9)")
+    long = "LookupError: no address for 17 in the stock (app.py:9)"
+    assert row(long) == f"12     {long}  dlv_…3a5d2c-1"
+    assert "LookupError: no address" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
+    assert "…" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
+    assert "(app.py:9)  dlv_…3a5d2c-1" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
+
+
+def test_why_a_destination_fails_is_not_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "room", lambda: 80)
+    found = {
+        "name": "a-destination", "kind": "handler", "address": "shop.handlers.ship", "state": "failing", "failures": 3,
+        "paused_why": None, "pending": 1234, "leased": 2, "dead": 3, "oldest_due": 100.0, "retry": "quick",
+        "origin": "app",
+    }  # fmt: skip
+    api = Api(Where())
+    monkeypatch.setattr(api, "pages", lambda path: [found])
+    list_destinations(api, as_json=False)
+    _, line = click.unstyle(capsys.readouterr().out).splitlines()
+    assert "failing (3 failures in a row)" in line
+    assert len(line) <= 80
+
+
 # -- tail and the log --------------------------------------------------------------------------
 
 
@@ -179,6 +244,8 @@ def test_moments_are_columns_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(places) == 1, bare
     assert show_id(event) in bare[0]
     assert event not in bare[0]
+    assert "signature_invalid from 203.0.113.9" in bare[1]
+    assert "ConnectionError: nobody is at" in bare[3], "the error comes before names and ids"
 
 
 @contextmanager
@@ -201,6 +268,27 @@ def test_a_log_line_about_an_event_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         [line, _] = click.unstyle(shown()).split("\r\n")
         assert len(line) <= 80
         assert f"arrival.accepted   {show_id(event)}  stripe invoice.paid" in line
+        attempt_log, failed = logging.getLogger("oncehook.attempt"), {**fields, "attempt": 3, "destination": "ship"}
+        attempt_log.error("delivery.dead", extra={"fields": failed | {"error": "LookupError: order 17\nin app.py"}})
+        line = click.unstyle(shown()).strip()
+        assert line[10:] == f"delivery.dead  → ship  LookupError: order 17  {show_id(event)}  stripe inv…"
+        attempt_log.error("delivery.dead", extra={"fields": failed | {"error": "x" * 200}})
+        line = click.unstyle(shown()).strip()
+        assert line.endswith(f"{'x' * 30}…  {show_id(event)}")
+        attempt_log.error("delivery.dead", extra={"fields": failed | {"error": "x" * 200, "destination": "d" * 20}})
+        assert click.unstyle(shown()).strip().endswith(f"  {'x' * 30}…")
+        for logger, moment, about, says in (
+            ("arrival", "arrival.rejected", {"source": "stripe", "reason": "mismatch", "peer": "203.0.113.9",
+             "code": "signature_invalid", "size": 12345}, "stripe  reason=mismatch  peer=203.0.113.9"),
+            ("replay", "replay.done", {"replay_id": str(ReplayId(new_id())), "state": "done", "planned": 12345,
+             "done": 12345, "dead": 12345, "actor": "a" * 40}, "state=done  planned=12345  done=12345"),
+            ("attempt", "breaker.opened", {"destination": "ship", "failures": 5,
+             "until": "2026-11-18T10:00:30.123+00:00", "worker": "w" * 40}, "→ ship  failures=5  until=10:00:30"),
+        ):  # fmt: skip
+            logging.getLogger(f"oncehook.{logger}").warning(moment, extra={"fields": about})
+            line = click.unstyle(shown()).strip()
+            assert says in line
+            assert len(line) <= 80
         logging.getLogger("oncehook.store").warning("store.full", extra={"fields": {"error": "e" * 200}})
         assert "e" * 200 in shown().replace("\r\n", ""), "a warning is never cut"
     with io.StringIO() as pipe:

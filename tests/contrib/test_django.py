@@ -483,6 +483,7 @@ def test_permissions_decide_what_is_seen(house: House, dead: StoredDelivery) -> 
     viewer, _ = browser("view_delivery", "view_event")
     page = viewer.get("/admin/oncehook/deadletter/").content.decode()
     assert shown(dead) in page
+    assert f'href="/inbox/events/{dead.event_id}"' in page, "the project's URLs say where the dashboard is"
     assert "<select" not in page
     assert "<b>bold" not in page
     assert "<script>alert" not in page

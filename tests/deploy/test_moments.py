@@ -64,8 +64,32 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
         assert all(line.keys() >= OF_ATTEMPTS for line in found), name
     assert [line["run"] for line in moments(lines, "delivery.dead") if "replay_id" in line] == [2]
     (over,) = moments(lines, "replay.done")
-    assert (over["level"], over["replay_id"], over["state"]) == ("info", str(replay.id), "done")
+    assert (over["level"], over["replay_id"], over["state"]) == ("info", str(replay.id), "failed")
     assert [over[name] for name in ("planned", "done", "dead", "skipped", "actor")] == [1, 0, 1, 0, "somebody"]
+
+
+async def test_a_breaker_that_stays_open_after_a_trial_says_so(tmp_path: Path, lines: io.StringIO) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    is_mended = False
+
+    @inbox.on("app", retry=["0.05s"] * 50, breaker={"failures": 2, "open": "0.2s"})
+    async def ship(event: Event) -> None:
+        if not is_mended:
+            raise ConnectionError("nobody is there")
+
+    async with inbox.running(), asyncio.timeout(30):
+        for key in ("a", "b"):
+            await inbox.emit("app", "t", {}, key=key)
+        while len(moments(lines, "breaker.opened")) < 3:
+            await asyncio.sleep(0.05)
+        is_mended = True
+        await inbox.drain()
+    opened = moments(lines, "breaker.opened")
+    assert opened[0]["failures"] == 2
+    assert all(one["failures"] in (2, 3, 4) for one in opened[:3]), "one delivery that fails again is one failure"
+    assert opened[0]["until"] < opened[1]["until"] < opened[2]["until"]
+    assert len(moments(lines, "attempt.retry")) == len(opened) + 1, "once for each trial, and never without one"
+    assert len(moments(lines, "breaker.closed")) == 1
 
 
 @pytest.mark.parametrize("bulk", [False, True], ids=["single", "bulk"])

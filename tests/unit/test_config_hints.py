@@ -27,22 +27,36 @@ def hint_of(text: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("\n[server]\nport = 40x20\n", "The line: port = 40x20"),
-        ('[[route]]\nfrom = "a\nto = "b"\n', 'The line: from = "a'),
-        ("[source.orders\n", "The line: [source.orders"),
-        (f"[source.orders]\nsecret = {CANARY}\n", ""),
-        (f"[server]\nadmin_token = {CANARY}\n", ""),
+        ("\n[server]\nport = 40x20\n", "port = 40x20\n           ^"),
+        ('[[route]]\nfrom = "a\nto = "b"\n', 'from = "a\n           ^'),
+        ("[source.orders\n", "[source.orders\n                ^"),
+        ("[server]\n    port = 40x20\n", "port = 40x20\n           ^"),
+        (f"[source.orders]\nsecret = {CANARY}\n", "secret = …\n           ^"),
+        (f"[server]\nadmin_token = {CANARY}\n", "admin_token = …\n                ^"),
         (f"[source.orders]\nsecrt = {CANARY}\n", ""),
         (f"[source.orders]\nsecret = [\n{CANARY}\n]\n", ""),
         (f'[source.orders]\nsecret = [\n"{CANARY}\n]\n', ""),
-        (f"store = postgresql://me:{CANARY}@db/inbox\n", ""),
-        (f"[destination.n8n]\nurl = https://n8n.example/{CANARY}\n", ""),
-        (f"[destination.n8n]\nheaders = {{ Authorization = {CANARY} }}\n", ""),
+        (f"store = postgresql://me:{CANARY}@db/inbox\n", "store = …\n          ^"),
+        (f"[destination.n8n]\nurl = https://n8n.example/{CANARY}\n", "url = …\n        ^"),
+        (f"[destination.n8n]\nheaders = {{ Authorization = {CANARY} }}\n", "headers = …\n            ^"),
         (f"[{CANARY}=\n", ""),
     ],
 )
 def test_a_line_that_is_no_toml_is_shown_without_secrets(tmp_path: Path, text: str, shown: str) -> None:
     assert hint_of(text, tmp_path) == shown
+
+
+def test_a_mistake_in_a_route_from_several_sources_is_told_once(tmp_path: Path) -> None:
+    text = (
+        '[source.a]\nverify = "none"\n[source.b]\nverify = "none"\n[[route]]\nfrom = ["a", "b"]\nto = "y"\nwen = {}\n'
+    )
+    (tmp_path / "oncehook.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(None, {}, tmp_path)
+    first, second = str(caught.value).splitlines()
+    assert 'there is no destination "y"' in first
+    assert 'unknown key "wen"' in second
+    assert caught.value.hint.startswith("2 mistakes.")
 
 
 # -- did you mean ------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load(None, {}, tmp_path)
     write(tmp_path, "\n\nstore = \n")
-    with pytest.raises(ConfigError, match=r"^oncehook\.toml:3: not valid TOML: invalid value$"):
+    with pytest.raises(ConfigError, match=r"^oncehook\.toml:3: not valid TOML: invalid value\n"):
         load(None, {}, tmp_path)
     write(tmp_path, "x = " + "[" * 5000)
     with pytest.raises(ConfigError, match="not valid TOML"):

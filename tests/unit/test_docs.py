@@ -61,3 +61,9 @@ def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         program = compile(snippet, page, "exec")
         if "fastapi" not in snippet:  # no dependency of ours, nor of these tests
             exec(program, {"__name__": "snippet"})
+
+
+def test_every_extra_is_on_the_page_about_installing() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    page = (ROOT / "docs/how-to/install.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == extras

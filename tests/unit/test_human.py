@@ -211,3 +211,18 @@ def test_a_moment_is_shown_in_utc() -> None:
     assert human.show_moment(at) == "2026-11-17T10:00:00.250000Z"
     assert human.show_moment(at, "seconds") == "2026-11-17T10:00:00Z"
     assert human.moment(human.show_moment(at), at) == at
+
+
+@pytest.mark.parametrize(
+    ("state", "dead", "skipped", "shown"),
+    [
+        ("done", 0, 1, "done"),
+        ("done", 3, 0, "failed"),
+        ("done", 2, 1, "failed"),
+        ("done", 1, 1, "partly"),
+        ("running", 2, 0, "running"),
+        ("aborted", 2, 0, "aborted"),
+    ],
+)
+def test_a_replay_is_done_only_where_nothing_failed(state: str, dead: int, skipped: int, shown: str) -> None:
+    assert human.replay_state(state, 3, dead, skipped) == shown

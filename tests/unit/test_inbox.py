@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,25 @@ async def test_nothing_is_added_while_it_runs(inbox: Inbox) -> None:
         with pytest.raises(ConfigError, match="too late"):
             inbox.add_destination(Shelf("shelf"))
     assert not inbox.is_started
+
+
+async def test_a_route_may_come_from_several_sources(inbox: Inbox) -> None:
+    shelf = inbox.add_destination(Shelf("shelf"))
+    inbox.route(["app", "shop"], "shelf", when={"type": "kept"})
+    assert [(route.source, route.destination) for route in inbox.routes] == [("app", "shelf"), ("shop", "shelf")]
+    async with inbox.running():
+        await inbox.emit("app", "kept", b"1")
+        await inbox.emit("shop", "kept", b"2")
+        await inbox.emit("shop", "other", b"3")
+        await inbox.drain()
+    assert sorted(shelf.kept) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("source", [[], [1], [["app"]]])
+def test_a_route_from_no_name_is_refused_at_once(inbox: Inbox, source: Any) -> None:
+    with pytest.raises(ConfigError, match="needs the name of a source, or a list of names"):
+        inbox.route(source, "shelf")
+    assert not inbox.routes
 
 
 async def test_a_route_that_leads_nowhere_is_found_at_the_start(inbox: Inbox) -> None:

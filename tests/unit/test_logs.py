@@ -154,7 +154,7 @@ def test_no_line_and_no_field_can_be_forged(written: io.StringIO, text: str) -> 
     assert list(one) == ["moment", "source", "outcome", "duration_s", "type", "event_id", "key", "subject"]
     assert one["event_id"] == "evt_1"
     assert list(batch) == ["moment", "source", "outcome", "duration_s", "outcomes", "event_ids"]
-    assert list(rejected) == ["moment", "source", "code", "reason", "peer", "size"]
+    assert list(rejected) == ["moment", "source", "reason", "peer", "code", "size"]
     assert list(failed) == ["moment", "error", "group"]
     written.getvalue().encode()  # a lone surrogate could not be written to a file
 

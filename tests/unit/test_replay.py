@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import re
 import shlex
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncehook import human, query
+from oncehook import Event, GiveUp, Inbox, human, query
 from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
-from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, Level, PlanSnapshot, ReplayPlan
+from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, Level, PlannedFor, PlanSnapshot, ReplayPlan
 from oncehook.replay import Plan, ReplayRequest, build_plan, command, decode_token, encode_token, some_ids, with_end
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -133,6 +136,46 @@ def plan_of(level: Level, *, changed: int = 0, fresh_id: bool = False, to: str =
 )
 def test_a_plan_warns_of_a_destination_that_cannot_take_it(level: Level, warning: str | None) -> None:
     assert plan_of(level).warnings == ([] if warning is None else [warning])
+
+
+def test_a_plan_names_who_refused() -> None:
+    counted = ReplayPlan(
+        5, NOW, {"crm": 3, "far": 2}, parts={"crm": PlannedFor(refused=2), "far": PlannedFor(refused=2)}
+    )
+    plan = build_plan(ReplayRequest(Filter()), counted, {}, {}, {}, ["crm", "far"])
+    assert plan.warnings == [
+        "crm refused 2 of 3 for good; 2 will probably fail again.",
+        "far refused these for good; 2 will probably fail again.",
+    ]
+
+
+async def test_a_plan_does_not_warn_of_a_handler_that_was_started_again(tmp_path: Path) -> None:
+    """A mended program is not called failing for what its former code did."""
+
+    def make() -> Inbox:
+        inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+        inbox.on("app", name="ship")(fail)
+        return inbox
+
+    def fail(event: Event) -> None:
+        raise GiveUp("no address")
+
+    inbox = make()
+    async with inbox.running():
+        await inbox.emit("app", "t", {}, key="1")
+        await inbox.drain()
+        request = inbox.admin.build_request("status:dead")
+        assert (await inbox.admin.plan(request)).warnings[-1] == (
+            "ship refused this for good; it will probably fail again."
+        )
+    again = make()
+    async with again.running():
+        async with asyncio.timeout(30):
+            while not (plan := await again.admin.plan(request)).recipients[0].failed_before:
+                await asyncio.sleep(0.05)
+        [warning] = plan.warnings
+        assert re.fullmatch(r"ship failed last at \S+Z; its program was started since, and may be mended\.", warning)
+        assert not plan.recipients[0].failing
 
 
 def test_a_plan_warns_of_another_address_and_of_nobody() -> None:

@@ -5,9 +5,10 @@ The lines of events, deliveries and destinations are printed here for `operate` 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from textwrap import wrap
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import click
 
+from oncehook import clock
 from oncehook.cli.api import Api, Failed, Misused, Unreachable, asks_api, at
 from oncehook.cli.complete import complete_id, complete_query
 from oncehook.cli.options import json_lines_option, json_option, wide_option
@@ -33,6 +35,7 @@ from oncehook.cli.output import (
     say,
     show_counts,
     state,
+    state_of_replay,
     table,
     text,
     when,
@@ -72,11 +75,13 @@ class QueryCommand(click.Command):
 @click.argument("query", nargs=-1, metavar="[QUERY]", shell_complete=complete_query)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many, the newest.")
 @click.option("--all", "everything", is_flag=True, help="All that match.")
+@click.option("--query", "also", default="", hidden=True)  # as `replay` takes it
 @wide_option
 @json_lines_option
 @asks_api
-def events(api: Api, query: tuple[str, ...], limit: int, everything: bool, as_json: bool) -> int:
+def events(api: Api, query: tuple[str, ...], also: str, limit: int, everything: bool, as_json: bool) -> int:
     """List events, newest first: all, or those that match QUERY."""
+    query = (*query, also) if also else query
     found = api.pages("events", most=None if everything else limit, query=api.full_query(query))
     if as_json:
         # Printed page by page: the reader may stop early, or be slow.
@@ -252,7 +257,7 @@ def list_destinations(api: Api, as_json: bool) -> int:
         TableColumn("name", 8),
         TableColumn("kind", spare=3),
         TableColumn("address", 12, spare=1),
-        TableColumn("state", 20),
+        TableColumn("state", 20, is_main=True),
         "pending",
         TableColumn("leased", spare=2),
         "dead",
@@ -291,9 +296,9 @@ def list_dead(api: Api, destination: str | None, as_json: bool) -> int:
     head = (
         "count",
         TableColumn("destination", 8),
-        TableColumn("cause", 20),
-        TableColumn("first", spare=1),
-        "last",
+        TableColumn("cause", 20, is_main=True),
+        TableColumn("first", spare=2),
+        TableColumn("last", spare=1),
         "sample",
     )
     return _list(api.get("dead", destination=destination), head, _cause_row, "no dead letters", as_json)
@@ -337,7 +342,7 @@ def _stats_lines(stats: Mapping[str, Any], by: str | None, presets: Mapping[str,
             **{word: f"{stats[word]:,}" for word in flows},
             "deliveries": show_counts(stats["by_status"]) or "none",
             "dead now": click.style(f"{stats['dead']:,}", fg="red" if stats["dead"] else None),
-            "today": f"{stats['volume_today']:,} events since midnight UTC",
+            "today": f"{count(stats['volume_today'], 'event')} since midnight UTC",
         }
     )
     if stats["watermarks"]:
@@ -497,7 +502,8 @@ def _show_event(api: Api, event_id: str, parts: _Parts, as_json: bool) -> int:
     if as_json:
         listed = [{**one, **_body_field(bodies.get(one["id"]))} for one in arrivals]
         return answer({**event, "arrivals": listed, **_body_field(body)}, (), as_json=True)
-    lines = [*event_lines(event, link=api.link(at("events", event_id))), *_attempts_of(api, event)]
+    waits = _waits(api, event["deliveries"])
+    lines = [*event_lines(event, link=api.link(at("events", event_id)), waits=waits), *_attempts_of(api, event)]
     lines += ["", "arrivals", *(f"  {_arrival_line(one)}" for one in arrivals)]
     if parts.headers:
         lines += ["", "headers", *_header_lines(chosen)]
@@ -528,7 +534,30 @@ def _attempts_of(api: Api, event: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def event_lines(event: Mapping[str, Any], link: str = "") -> list[str]:
+def _waits(api: Api, deliveries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return by id why deliveries that are due wait: their destination is paused, or held back by its breaker."""
+    waiting = [one for one in deliveries if one["status"] == "pending" and one["due_at"]]
+    found: dict[str, str] = {}
+    for name in {one["destination"] for one in waiting}:
+        with contextlib.suppress(Failed):  # only the program that defines it knows its state
+            destination = api.get(at("destinations", name))
+            found |= {one["id"]: held_back(destination, one["due_at"]) for one in waiting if one["destination"] == name}
+    return found
+
+
+def held_back(destination: Mapping[str, Any], due_at: str) -> str:
+    """Say why a destination would not get a delivery when it is due; empty where it would."""
+    if destination["state"] == "paused":
+        return "paused"
+    if destination["open_until"] is None:
+        return ""
+    until, due = datetime.fromisoformat(destination["open_until"]), datetime.fromisoformat(due_at)
+    if until > max(due, clock.now_utc()):
+        return f"held back until {until:%H:%M:%S} UTC"
+    return "" if due > clock.now_utc() else "held back until one attempt succeeds"
+
+
+def event_lines(event: Mapping[str, Any], link: str = "", waits: Mapping[str, str] | None = None) -> list[str]:
     facts = {
         "source": text(event["source"]),
         "account": text(event["account"]),
@@ -546,13 +575,14 @@ def event_lines(event: Mapping[str, Any], link: str = "") -> list[str]:
     lines = [event["id"], *fields(facts, "  ")]
     if event["deliveries"]:
         head = (TableColumn("delivery"), TableColumn("status", 12), TableColumn("tried", 8), TableColumn("", 16))
-        lines += ["", *table(head, map(_delivery_row, event["deliveries"]))]
+        lines += ["", *table(head, [_delivery_row(one, waits or {}) for one in event["deliveries"]])]
     return lines
 
 
-def _delivery_row(delivery: Mapping[str, Any]) -> list[str]:
+def _delivery_row(delivery: Mapping[str, Any], waits: Mapping[str, str]) -> list[str]:
     tried = f"run {delivery['run']}, attempt {delivery['attempts']}" if delivery["attempts"] else "not tried yet"
     due = f"next {next_moment(delivery['due_at'])}" if delivery["status"] == "pending" and delivery["due_at"] else ""
+    due = waits.get(delivery["id"]) or due
     failed = text(last_failure(delivery), 100) if delivery["status"] != "done" else ""
     status = f"{text(delivery['destination'])}: {state(delivery['status'], delivery['note'])}"
     status += f", replayed by {id_of(delivery['replay_id'])}" if delivery["replayed"] else ""
@@ -602,7 +632,7 @@ def _show_delivery(api: Api, delivery: Mapping[str, Any], as_json: bool) -> int:
         "subject": text(delivery["subject"], 1000),
         "received": moment(delivery["received_at"]),
         "settled": moment(delivery["settled_at"]),
-        "due": next_moment(delivery["due_at"]),
+        "due": _waits(api, [delivery]).get(delivery["id"]) or next_moment(delivery["due_at"]),
         "behind": delivery["blocked_by"] or "",
         "failed": text(last_failure(delivery), 500) if delivery["status"] != "done" else "",
         "category": delivery["category"] or "",
@@ -655,7 +685,7 @@ def replay_lines(replay: Mapping[str, Any]) -> list[str]:
         "finished": moment(replay["finished_at"]),
         "command": text(replay["command"], 2000),
     }
-    return [join_columns(replay["id"], state(replay["state"])), *fields(facts, "  ")]
+    return [join_columns(replay["id"], state_of_replay(replay)), *fields(facts, "  ")]
 
 
 def rate_of(replay: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ from oncehook.cli.output import (
     say,
     show_counts,
     state,
+    state_of_replay,
     table,
     text,
     when,
@@ -243,7 +244,7 @@ _REPLAYS: Final = (
 def _replay_row(replay: Mapping[str, Any]) -> list[str]:
     return [
         id_of(replay["id"]),
-        state(replay["state"]),
+        state_of_replay(replay),
         when(replay["created_at"]),
         *(f"{replay[word]:,}" for word in ("planned", "done", "dead", "skipped")),
         text(replay["actor"], 20),
@@ -279,7 +280,8 @@ def _warning(recipient: Mapping[str, Any]) -> str:
     if recipient["kind"] == "gone":
         return click.style("no longer configured", fg="red")
     notes = {"paused": "paused", "failing": "failed last", "changed": "another address than before"}
-    return click.style(", ".join(note for word, note in notes.items() if recipient[word]), fg="yellow")
+    said = ", ".join(note for word, note in notes.items() if recipient[word])
+    return said and click.style(said, fg="yellow")
 
 
 def _left_out(plan: Mapping[str, Any]) -> str:
@@ -382,13 +384,17 @@ def resume(api: Api, names: Sequence[str], as_json: bool) -> int:
 
 
 def _change(api: Api, name: str, act: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Pause or resume a destination; where nothing is called alike, say how to name the program that defines it."""
+    """Pause or resume a destination; where only a program can define it, say how to name that program."""
     try:
         return api.post(at("destinations", name, act), body)
     except Failed as error:
-        if type(error) is Failed and not error.hint and api.knows_no_program:
-            raise Failed(error.message, hint="What a program defines is known with --app module:inbox.") from error
-        raise
+        if type(error) is not Failed or not api.knows_no_program:
+            raise
+        if api.get("deliveries", query=f"destination:{json.dumps(name)}", limit=1)["items"]:
+            hint = f"Name the program: oncehook {act} {text(name)} --app module:inbox"
+            raise Failed(f'"{text(name)}" is defined by a program, not by these settings.', hint=hint) from error
+        hint = error.hint or "What a program defines is known with --app module:inbox."
+        raise Failed(error.message, hint=hint) from error
 
 
 @click.command("mark")

@@ -20,7 +20,7 @@ import click
 
 from oncehook import clock
 from oncehook.cli.options import voice
-from oncehook.human import show_ago, show_duration, show_id, show_moment
+from oncehook.human import replay_state, show_ago, show_duration, show_id, show_moment
 from oncehook.logs import plain
 
 COLORS: Final = {
@@ -37,6 +37,7 @@ COLORS: Final = {
     "crashed": "red",
     "aborted": "red",
     "failing": "yellow",
+    "failed": "red",
     "held back": "red",
 }
 WIDEST: Final = 48
@@ -113,6 +114,12 @@ def state(word: str, note: str | None = None) -> str:
     return click.style(word + (f" ({note})" if note else ""), fg=COLORS.get(word))
 
 
+def state_of_replay(replay: Mapping[str, Any]) -> str:
+    """Format a replay's state, with the number that failed where it was not all of them."""
+    word = replay_state(replay["state"], replay["planned"], replay["dead"], replay["skipped"])
+    return click.style(f"{replay['dead']:,} failed", fg="yellow") if word == "partly" else state(word)
+
+
 def show_counts(numbers: Mapping[str, int], words: Iterable[str] | None = None) -> str:
     """Format the counts that are not zero: `3 done, 1 dead`."""
     return ", ".join(f"{numbers[word]:,} {word}" for word in words or numbers if numbers.get(word))
@@ -142,6 +149,8 @@ class TableColumn(NamedTuple):
     """The width to which it may be cut; None: never cut."""
     spare: int = 0
     """Columns of a higher number are left out first; 0: never left out."""
+    is_main: bool = False
+    """Cut after all other columns, and in the middle: a cause ends with its place."""
 
 
 def room() -> int | None:
@@ -166,21 +175,22 @@ def table(
     limit -= len(indent)
     used = [n for n in range(len(columns)) if any(row[n] for row in body)]
     kept = _fit(columns, widths, used, limit)
-    shown = [[cut(line[n], widths[n]) for n in kept] for line in lines]
+    shown = [[(_cut_middle if columns[n].is_main else cut)(line[n], widths[n]) for n in kept] for line in lines]
     return [indent + cut(_pad(line, [widths[n] for n in kept]), limit) for line in shown]
 
 
 def _fit(columns: Sequence[TableColumn], widths: list[int], kept: list[int], limit: int) -> list[int]:
     """Return those columns that there is room for, and cut the widths of those that may be cut."""
     least = [width if one.least is None else min(one.least, width) for one, width in zip(columns, widths, strict=True)]
+    wanted = [width if one.is_main else small for one, width, small in zip(columns, widths, least, strict=True)]
 
     def excess(sizes: Sequence[int]) -> int:
         return sum(sizes[n] for n in kept) + 2 * (len(kept) - 1) - limit
 
-    while excess(least) > 0 and any(columns[n].spare for n in kept):
+    while excess(wanted) > 0 and any(columns[n].spare for n in kept):
         kept.remove(max(kept, key=lambda n: columns[n].spare))
     while excess(widths) > 0 and (cuttable := [n for n in kept if widths[n] > least[n]]):
-        widths[max(cuttable, key=lambda n: widths[n])] -= 1
+        widths[max(cuttable, key=lambda n: (not columns[n].is_main, widths[n]))] -= 1
     return kept
 
 
@@ -199,6 +209,12 @@ def cut(line: str, width: int) -> str:
             kept.append(piece[:left] if len(piece) < left else piece[:left] + ("…" if width else ""))
             left -= min(len(piece), left)
     return "".join(kept)
+
+
+def _cut_middle(entry: str, width: int) -> str:
+    end = width // 3
+    is_whole = _length(entry) <= width or _CODE.search(entry)
+    return cut(entry, width) if is_whole else f"{entry[: width - end - 1]}…{entry[-end:]}"
 
 
 def _length(entry: str) -> int:

@@ -83,7 +83,8 @@ def send(
     chosen = _choose(known, source)
     target = _address(url or running_address(setup.config), chosen)
     arrival = _build_arrival(chosen, "batch" if batch else type, file, changes, target, bad_signature)
-    statuses = [_post(target, arrival, as_json) for _ in range(repeat)]
+    hint = _NOBODY if url is None else "Is it running, and is this its address?"
+    statuses = [_post(target, arrival, as_json, hint) for _ in range(repeat)]
     expected = range(400, 500) if bad_signature else range(200, 300)
     return 0 if all(status in expected for status in statuses) else 1
 
@@ -127,16 +128,24 @@ def _build_arrival(
     return replace(signed, headers=[*signed.headers, *(pair for pair in added if pair[0] not in present)])
 
 
-def _post(url: str, arrival: Arrival, as_json: bool) -> int:
+_NOBODY: Final = (
+    "Start it with: oncehook serve. Where an app of yours receives, name its address: --to http://127.0.0.1:8000, or"
+    " with the path where hooks are mounted. What it defines is known with --app module:inbox."
+)
+
+
+def _post(url: str, arrival: Arrival, as_json: bool, hint: str) -> int:
     from oncehook import samples
 
     try:
         answer = samples.post(url, arrival)
     except OSError as error:
-        raise no_answer(url, error, "Start it with: oncehook serve") from error
+        raise no_answer(url, error, hint) from error
     fields = answer.json()
     took = f"→ {answer.status} in {show_elapsed(answer.seconds)}   {_outcome(fields, answer.body)}"
     say([json_line({"http_status": answer.status, **fields}) if as_json else took])
+    if answer.status in (404, 405) and "code" not in fields:  # not the answer of an inbox
+        say(["  Hooks arrive at /in/SOURCE below the server's address, or where your app has mounted them."], err=True)
     return answer.status
 
 

@@ -506,6 +506,7 @@ def _examine_file(store: Store) -> list[Check]:
         return []
     from oncehook.store.sqlite import SqliteStore
     from oncehook.store.sqlite.connection import holder, warn_of_old_library
+    from oncehook.upkeep import OLD_LIBRARY_HINT
 
     assert isinstance(store, SqliteStore)
     exists = store.path.exists()
@@ -521,7 +522,7 @@ def _examine_file(store: Store) -> list[Check]:
             f"{free >> 20} MiB free beside {store.path}",
             "Make room; a full disk means 503.",
         ),
-        Check("library", True, old or "SQLite is recent enough", "Use a newer Python or SQLite.", warning=bool(old)),
+        Check("library", True, old or "SQLite is recent enough", OLD_LIBRARY_HINT, warning=bool(old)),
         Check("owner", True, f"process {held.pid} {held.address}".strip() if held else "nobody has it open"),
         Check("clock", True, f"this machine says {clock.now_utc():%Y-%m-%d %H:%M:%S} UTC"),
     ]

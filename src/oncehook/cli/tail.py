@@ -138,14 +138,18 @@ def moment_line(kind: str, fields: Mapping[str, Any], at: datetime) -> str:
     return line if width is None else cut(line, width)
 
 
-def _columns(id: str, fields: Mapping[str, Any], outcome: str, to: str, *rest: str) -> list[str]:
-    """Align what all moments have: id, source and type, outcome, and the destination of an attempt."""
+def _columns(id: str, fields: Mapping[str, Any], outcome: str, to: str, error: str, *rest: str) -> list[str]:
+    """Align what all moments have: id, outcome, source and type, and the destination of an attempt.
+
+    On a terminal the error comes before source and type.
+    """
     width = room()
     what = text(f"{fields['source']} {fields.get('type', '')}".rstrip())
     if width is None:
-        return [id, what, to, outcome, *rest]
+        return [id, what, to, outcome, *rest, error]
     names, reached = (24, 10) if width < NARROW else (34, 18)
-    return [_fill(id, 11), _fill(what, names), _fill(outcome, 9), _fill(to, reached), *rest]
+    first, to = [_fill(id, 11), _fill(outcome, 9)], _fill(to, reached) if to else ""
+    return [*first, to, error, what, *rest] if error else [*first, _fill(what, names), to, *rest]
 
 
 def _fill(entry: str, width: int) -> str:
@@ -156,8 +160,8 @@ def _fill(entry: str, width: int) -> str:
 def _arrival(fields: Mapping[str, Any]) -> list[str]:
     reason = text(f"{fields['reason']} from {fields['peer']}") if "reason" in fields else ""
     counts = ", ".join(f"{n} {word}" for word, n in fields.get("outcomes", {}).items())
-    about = (counts, reason, text(fields.get("subject"), 24), _took(fields))
-    return _columns(first_id(fields), fields, state(fields["outcome"]), "", *about)
+    about = (counts, text(fields.get("subject"), 24), _took(fields))
+    return _columns(first_id(fields), fields, state(fields["outcome"]), "", reason, *about)
 
 
 def first_id(fields: Mapping[str, Any]) -> str:
@@ -176,10 +180,10 @@ def _attempt(fields: Mapping[str, Any]) -> list[str]:
         fields,
         state(fields["outcome"], fields.get("note")),
         f"→ {text(fields['destination'])}",
+        "" if is_done else text(str(failed).partition("\n")[0], 80),
         "" if is_done and fields["attempt"] == 1 else f"attempt {fields['attempt']}",
         f"run {fields['run']}" if fields.get("run", 1) > 1 else "",
         f"again in {show_duration(round(fields['again_in_s'], 1))}" if "again_in_s" in fields else "",
-        "" if is_done else text(str(failed).partition("\n")[0], 80),
         _took(fields),
     )
 

@@ -128,10 +128,10 @@ def _parse(text: str, label: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         reason, _, spot = str(error).partition(" (at line ")
-        line = spot.partition(",")[0]
-        place = f"{label}:{line}" if line.isdigit() else label
+        line, *column = map(int, re.findall(r"\d+", spot)) or (0,)
+        place = f"{label}:{line}" if line else label
         sentence = f"{place}: not valid TOML: {reason[:1].lower()}{reason[1:]}"
-        raise ConfigError(sentence, hint=_show_line(text, int(line)) if line.isdigit() else "") from None
+        raise ConfigError(sentence, hint=_show_line(text, line, *column) if column else "") from None
     except RecursionError:
         raise ConfigError(f"{label}: not valid TOML: nested too deeply") from None
 
@@ -141,16 +141,29 @@ _HEADER: Final = re.compile(r"\[[\w\s.\[\]-]*")
 _MAY_HOLD_SECRETS: Final = frozenset({"store", "url", "public_url", "path", "headers", "verify"})
 
 
-def _show_line(text: str, number: int) -> str:
-    """Return a line that is no TOML; nothing where it may hold a secret, or a part of one."""
-    line = "".join(char if char.isprintable() else " " for char in text.split("\n")[number - 1]).strip()
-    if _HEADER.fullmatch(line):
-        return f"The line: {line}"
-    from oncehook.settings.tables import Config
+def _show_line(text: str, number: int, column: int) -> str:
+    """Return a line that is no TOML, with a caret below the place; of one that may hold a secret, its name only."""
+    whole = "".join(char if char.isprintable() else " " for char in text.split("\n")[number - 1])
+    line, indent = whole.strip(), len(whole) - len(whole.lstrip())
+    if not _HEADER.fullmatch(line):
+        from oncehook.settings.tables import Config
 
-    assigned = _ASSIGNED.match(line)
-    is_plain = assigned is not None and assigned[1] in set(_plain_names(Config)) - _MAY_HOLD_SECRETS
-    return f"The line: {line}" if is_plain else ""
+        assigned = _ASSIGNED.match(line)
+        if assigned is None:
+            return ""
+        if assigned[1] not in set(_plain_names(Config)) - _MAY_HOLD_SECRETS:
+            return f"{assigned[1]} = …\n  {' ' * len(assigned[1])}   ^" if assigned[1] in _all_names(Config) else ""
+    return f"{line}\n  {' ' * min(max(column - 1 - indent, 0), len(line))}^"
+
+
+def _all_names(kind: type) -> Iterator[str]:
+    """Yield the names of all settings."""
+    from oncehook.settings.read import fields_of
+
+    for name, field in fields_of(kind).items():
+        yield name
+        if field.table is not None:
+            yield from _all_names(field.table)
 
 
 def _plain_names(kind: type) -> Iterator[str]:

@@ -57,8 +57,9 @@ class Problem(msgspec.Struct, frozen=True):
 def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
     """Raise ConfigError with all problems, in the order of the file, if there are any."""
     if problems:
-        sum_ = f"{len(problems)} mistakes." if len(problems) > 1 else ""
-        lines = map(str, sorted(problems, key=lambda one: one.line))
+        # A route from several sources is read once for each of them, and written once.
+        lines = list(dict.fromkeys(map(str, sorted(problems, key=lambda one: one.line))))
+        sum_ = f"{len(lines)} mistakes." if len(lines) > 1 else ""
         raise ConfigError("\n".join(lines), hint=f"{sum_} {hint}".strip())
 
 

@@ -6,6 +6,7 @@ Everything goes through `Inbox.admin`, so that it is audited under the user's na
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
 
@@ -14,7 +15,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils import timezone
 
 from oncehook.contrib.django import assembly
@@ -37,6 +38,15 @@ REPLAY, DISCARD = "replay", "discard"
 
 def _ask(question: Coroutine[Any, Any, Any]) -> Any:
     return assembly.get_bridge().call(question, timeout=PATIENCE)
+
+
+def _find_dashboard() -> str:
+    """Return the address of the dashboard: as set, or else where the project's URLs have it; empty where it is not."""
+    if "DASHBOARD" in (settings := assembly.read_settings()):
+        return str(settings["DASHBOARD"] or "")
+    with suppress(NoReverseMatch):
+        return reverse("oncehook_dashboard:dashboard", kwargs={"rest": ""})
+    return ""
 
 
 def _read_position(text: str) -> bytes | None:
@@ -89,7 +99,7 @@ class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "query": request.GET.get("q", ""),
             "further": further,
             "acts": [act for act in self.acts if self._may(request, act)],
-            "dashboard": assembly.read_settings().get("DASHBOARD"),
+            "dashboard": _find_dashboard(),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "oncehook/admin_list.html", context)
@@ -109,8 +119,8 @@ class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _row(self, item: ListedEvent | StoredDelivery) -> dict[str, Any]:
         """Return a row that fits: its id cut in the middle, linked to its event in the dashboard where there is one."""
         event_id = item.event_id if isinstance(item, StoredDelivery) else item.id
-        dashboard = assembly.read_settings().get("DASHBOARD")
-        link = f"{str(dashboard).rstrip('/')}/events/{event_id}" if dashboard else None
+        dashboard = _find_dashboard()
+        link = f"{dashboard.rstrip('/')}/events/{event_id}" if dashboard else None
         cells = [_cut(cell) if isinstance(cell, str) else cell for cell in self._cells(item)]
         return {"id": str(item.id), "short": _cut(str(item.id), SHORT), "link": link, "cells": cells}
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
     COVERED,
@@ -250,6 +252,7 @@ class Leasing(QueueRound):
                 "UPDATE destination_state SET open_until = ? WHERE destination_id = ?",
                 (self.now + micros(want.probe), want.destination_id),
             )
+            leases = [replace(lease, failing=True) for lease in leases]
         return leases
 
     def _lease_in_rounds(self, want: LeaseRequest, limit: int) -> list[Lease]:

@@ -228,7 +228,7 @@ class ApiCall:
         except ValueError:
             noun = kind.__name__.removesuffix("Id").lower()
             written = flatten_text(self.request.path_params[place], 64)
-            raise NotFound(f"No {noun} {written}.", hint=f"Its id begins with {kind.prefix}.") from None
+            raise NotFound(f"No {noun} {written}.", hint=f"An id is {kind.prefix} and 32 digits (0-9, a-f).") from None
 
     def parameter(self, name: str, default: str = "") -> str:
         """Return a parameter of the query string; refuse one that is repeated."""

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from oncehook import clock
 from oncehook.errors import BadRequest, PlanChanged
+from oncehook.human import replay_state
 from oncehook.model import DeliveryId, DeliveryStatus, Filter, ReplayId, ReplayState, StoredDelivery, StoredReplay
 from oncehook.query import write_query
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
@@ -59,11 +60,9 @@ class ReplayProgress:
 
     @property
     def state(self) -> str:
-        """Return its state as it is shown: done only where nothing failed."""
+        """Return its state as it is shown."""
         kept = self.replay
-        if kept.state is not ReplayState.done or not kept.dead:
-            return str(kept.state)
-        return "failed" if kept.dead + kept.skipped == kept.planned else "partly"
+        return replay_state(kept.state, kept.planned, kept.dead, kept.skipped)
 
     @property
     def word(self) -> str:
