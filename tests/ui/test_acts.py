@@ -387,6 +387,11 @@ def test_a_replay_that_cannot_be_made_now_says_why(own_house: House) -> None:
     assert f"{until}Z" in plan
     cards = own_house.ask("GET", "/destinations", headers=cookie).text
     assert "/replays/plan?query=destination%3Aship+status%3Adead" in cards
+    since = "query=destination%3Aship+status%3Adead+since%3A1h"
+    plan = own_house.ask("GET", "/replays/plan?query=destination%3Aship+status%3Adead", headers=cookie).text
+    assert since in plan
+    plan = own_house.ask("GET", f"/replays/plan?{since}", headers=cookie).text
+    assert re.search(r'aria-current="true">last hour<', plan)
     assert "no-replay" not in own_house.ask("GET", f"/events/{event}", headers=cookie).text
     (dead,) = own_house.do(own_house.inbox.admin.deliveries(own_house.inbox.admin.read("status:dead"))).items
     own_house.do(own_house.inbox.admin.replay_one(dead.id, actor="ana"))

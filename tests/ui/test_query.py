@@ -262,3 +262,12 @@ def test_the_field_of_every_page_completes(own_house: House, enter: Enter) -> No
     expect(field).to_have_value(re.compile("status:d[a-z]+ "))
     page.keyboard.press("Enter")
     page.wait_for_url("**/events?query=status*")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(own_house.url + "/dead")
+    page.get_by_role("combobox", name="Search events").focus()
+    expect(page.get_by_role("group", name="Narrow by")).to_be_visible()
+    assert page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+    box = page.locator(".complete").bounding_box()
+    assert box
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390

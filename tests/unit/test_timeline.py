@@ -73,6 +73,7 @@ def test_what_took_longer_is_drawn_longer() -> None:
     assert second < first < third
     assert abs(first / third - 73 / 400) < 0.01
     assert chart.tries[0].x - chart.seen[0].x < 20  # three milliseconds
+    assert not chart.is_long
 
 
 def test_an_attempt_of_minutes_is_never_shorter_than_one_of_milliseconds() -> None:

@@ -87,7 +87,7 @@ async def events(context: PageContext) -> Response:
     query = context.parameter("query")
     if any(f"choose-{word}" in context.request.query_params for word in CHOICES):
         for word in CHOICES:
-            query = _choose(query, word, context.parameter(f"choose-{word}"))
+            query = choose_value(query, word, context.parameter(f"choose-{word}"))
         return RedirectResponse(f"{context.root}/events?{urlencode({'query': query})}", 303, headers=dict(SAFE))
     before, error = context.cursor("event"), None
     page, total = NOTHING_MORE, None
@@ -125,7 +125,7 @@ async def events(context: PageContext) -> Response:
                 [(word, translate(text)) for word, text in RANGES],
             ),
         ],
-        chosen={word: _find_choice(query, word) for word in CHOICES},
+        chosen={word: find_value(query, word) for word in CHOICES},
         parts=_parts(query),
         chips=_chips(query),
         groups=await _completions(context, query),
@@ -279,16 +279,16 @@ def _has_groups(query: str) -> bool:
     return any(word in ("OR", "AND") or word.startswith(("(", "OR(")) for word in _WORD.findall(query))
 
 
-def _choose(query: str, word: str, value: str) -> str:
+def choose_value(query: str, word: str, value: str) -> str:
     """Return the query with this value of a word instead of another; without the word where the value is empty."""
-    if _find_choice(query, word) == value:
+    if find_value(query, word) == value:
         return query
     if not _has_groups(query):
         query = " ".join(one for one in _WORD.findall(query) if not one.startswith(f"{word}:"))
     return with_words(query, f"{word}:{quote_value(value)}") if value else query
 
 
-def _find_choice(query: str, word: str) -> str:
+def find_value(query: str, word: str) -> str:
     """Return the value of a word that the whole query has."""
     values = [one.partition(":")[2] for one in _WORD.findall(query) if one.startswith(f"{word}:")]
     return values[-1].strip('"') if values and not _has_groups(query) else ""

@@ -20,6 +20,7 @@ from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web.api.request import cursor, rate
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.context import PageContext
+from oncehook.web.dashboard.events import RANGES, choose_value, find_value
 from oncehook.web.dashboard.render import names, number
 from oncehook.web.language import translate
 
@@ -208,10 +209,27 @@ async def _show(
         choices=await _choices(context, one),
         again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
         rates=RATES,
+        ranges=_ranges(query),
         behind=BEHIND,
         to=", ".join(recipient.destination for recipient in made.recipients),
         policy=await context.admin.policy(one.destination) if one else None,
     )
+
+
+def _ranges(query: str) -> list[Choice]:
+    """Return the same plan for other time ranges; none where the query names deliveries, or an end of its own."""
+    if not query or "until:" in query:
+        return []
+    chosen = find_value(query, "since")
+    return [
+        Choice(
+            translate(text),
+            "",
+            "/replays/plan?" + urlencode({"query": choose_value(query, "since", word)}),
+            word == chosen,
+        )
+        for word, text in (("", "any time"), *RANGES[1:4])
+    ]
 
 
 def must_type(plan: Plan) -> bool:

@@ -330,6 +330,7 @@ class _Scale:
             else:
                 stretches[-1] += gap
         breaks, widest = len(stretches) - 1, max(stretches)
+        room -= LEAST * (len(gaps) - breaks)
         self.per_second = 0.0
         """Pixels of a second, where the axis is not broken."""
         if widest:
