@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from starlette.routing import Route
 
+from oncehook.demo import running
 from oncehook.demo.running import busyness
 from oncehook.inbox import Inbox
 from oncehook.web import dashboard
@@ -118,12 +121,12 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    running = Demo(tmp_path_factory.mktemp("demo"), ("--rate", "15"))
-    assert len(running.stores) == 1
-    yield running
-    assert running.stop() == 0
-    assert running.stores == []
-    log = running.log.read_text()
+    made = Demo(tmp_path_factory.mktemp("demo"), ("--rate", "15"))
+    assert len(made.stores) == 1
+    yield made
+    assert made.stop() == 0
+    assert made.stores == []
+    log = made.log.read_text()
     assert "Traceback" not in log, log
     assert re.search(r"\d+ hooks sent, .*: \d+ events kept", log)
 
@@ -164,6 +167,33 @@ def test_live_traffic_goes_on_as_the_history_ended() -> None:
     assert busyness(0) == 1
     assert 0.9 < busyness(1800) < 1.2
     assert busyness(12 * 3600) < 0.1
+
+
+def test_the_destinations_look_like_anybodys(demo: Demo) -> None:
+    page = demo.see("/destinations")
+    assert "oncehook.demo.shop.ledger" in page
+    assert "&lt;locals&gt;" not in page
+    assert "<locals>" not in page
+    assert "10,000" not in page
+
+
+def test_the_history_is_as_quick_as_a_day_of_its_kind(demo: Demo) -> None:
+    """Nothing waits while the clock jumps: a retry takes its seconds, not a quarter of an hour."""
+    [store] = [found / "demo.db" for found in demo.stores]
+    with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+        [(slowest,)] = connection.execute(
+            "SELECT max(d.settled_at - e.received_at) / 1e6 FROM deliveries d JOIN events e ON e.id = d.event_id"
+            " JOIN destinations t ON t.id = d.destination_id"
+            " WHERE d.status = 'done' AND d.run = 1 AND t.name = 'ledger'"
+        )
+    assert slowest < 150
+
+
+def test_the_progress_counts_all_steps_of_the_day() -> None:
+    steps = list(running._steps())
+    assert sum(step for _, step in steps) == running.DAY
+    late = sum(running._work(0.2, *one) for one in steps if one[0] <= running.FINE)
+    assert 0.1 < late / sum(running._work(0.2, *one) for one in steps) < 0.3, "the last hour is a fifth of the work"
 
 
 def test_every_event_has_a_key(demo: Demo) -> None:

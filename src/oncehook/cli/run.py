@@ -429,7 +429,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 def demo(seconds: float | None, rate: float, port: int | None, no_open: bool) -> None:
     """Run a living inbox until Ctrl-C, in a folder that is removed at the end. With -v, a line for every arrival and
     every attempt."""
-    say(["  preparing  a day of history; a few seconds"], err=True)
+    say(["  preparing  a day of history; about half a minute"], err=True)
 
     import shutil
     import tempfile

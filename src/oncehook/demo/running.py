@@ -14,7 +14,7 @@ import os
 import signal
 import webbrowser
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -46,13 +46,15 @@ LONG_STEP: Final = 900.0
 PARTS: Final = 3
 PAUSE: Final = 20.0
 """Seconds between the parts of a step: about as long as a retry waits."""
+RETRIES: Final = 2
+"""Retries of the ledger, each within a pause."""
 FINE: Final = 4200.0
 """Seconds before now at which the short steps begin: more than the overview's hour."""
 EXPIRES: Final = 720.0
 """Seconds before now at which the CRM's key expires."""
 OUTAGE: Final = (5.5 * 3600, 5.0 * 3600)
 """Seconds before now between which the ledger was down."""
-REPLAYED: Final = 4.5 * 3600
+REPLAYED: Final = 4.75 * 3600
 """Seconds before now at which somebody replayed what died then."""
 FASTEST: Final = 0.2
 """Hooks a second above which the history does not follow the live rate: it would take too long to make."""
@@ -125,20 +127,34 @@ async def _make_history(shop: Shop, rate: float) -> None:
         inbox = shop.inbox(past.pace)
         async with inbox.running():
             traffic = Traffic(shop, inbox.sources, _receive_by(inbox))
-            with Progress("  history  ", 24, "hours") as bar:
-                while past.behind:
-                    step = STEP if past.behind <= FINE else LONG_STEP
+            steps = list(_steps())
+            with Progress("  history  ", sum(_work(rate, *one) for one in steps)) as bar:
+                for before, step in steps:
                     shop.crm.is_expired = past.behind <= EXPIRES
                     shop.ledger_is_down = OUTAGE[0] >= past.behind > OUTAGE[1]
                     if not replayed and past.behind <= REPLAYED:
                         replayed = True
                         await _replay_dead(inbox)
                     await _pass_time(inbox, past, traffic, rate, step)
-                    bar.reach(int((DAY - past.behind) / 3600))
+                    bar.add(_work(rate, before, step))
     finally:
         past.forward(past.behind)
     click.echo("  history    one day, with half an hour in which the ledger was down", err=True)
     shop.crm.mends_at = clock.now_utc() + MENDS_AFTER
+
+
+def _steps() -> Iterator[tuple[float, float]]:
+    """Yield the steps of the history: how many seconds before now each begins, and how long it is."""
+    behind = DAY
+    while behind > 0:
+        step = STEP if behind <= FINE else LONG_STEP
+        yield behind, step
+        behind -= step
+
+
+def _work(rate: float, behind: float, step: float) -> int:
+    """Estimate the work of a step, for the progress bar: its hooks, and as much as five of them for itself."""
+    return 5 + round(rate * step * busyness(behind))
 
 
 async def _pass_time(inbox: Inbox, past: _PastClock, traffic: Traffic, rate: float, step: float) -> None:
@@ -151,12 +167,21 @@ async def _pass_time(inbox: Inbox, past: _PastClock, traffic: Traffic, rate: flo
         while traffic.sent["sent"] < aim:
             left = aim - traffic.sent["sent"]
             await asyncio.gather(*[traffic.act() for _ in range(min(past.at_once, left))])
-        if inbox.worker is not None:
-            inbox.worker.wake()  # it sleeps until a moment that has come by now
-        await _wait_until_idle(inbox)
+        await _work_off(inbox)
         past.forward(PAUSE)
+    if step > PARTS * PAUSE:  # what failed at its end is tried again before the clock jumps over the rest
+        for _ in range(RETRIES):
+            await _work_off(inbox)
+            past.forward(PAUSE)
+        await _work_off(inbox)
     await inbox.store.record_rejections(*inbox.observer.take_counts(everything=True))
     past.forward(past.behind - max(before - step, 0.0))
+
+
+async def _work_off(inbox: Inbox) -> None:
+    if inbox.worker is not None:
+        inbox.worker.wake()  # it sleeps until a moment that has come by now
+    await _wait_until_idle(inbox)
 
 
 async def _replay_dead(inbox: Inbox) -> None:
