@@ -75,7 +75,7 @@ def test_a_sample_is_sent_from_the_page_of_sources(own_house: House, enter: Ente
 
 
 def test_a_sample_is_edited_before_it_is_signed_and_sent(own_house: House, enter: Enter) -> None:
-    page = enter(own_house, "operator")
+    page = enter(own_house, "admin")
     page.goto(own_house.url + "/sources")
     page.locator("#stripe").get_by_role("link", name="Send a sample…").click()
     body = page.get_by_label("Body", exact=True)
@@ -88,6 +88,16 @@ def test_a_sample_is_edited_before_it_is_signed_and_sent(own_house: House, enter
     page.get_by_role("link", name="See the event").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(KIND)
     expect(page.locator(".facts")).to_contain_text("cus_edited")
+
+
+def test_an_operator_sends_samples_as_they_are(own_house: House) -> None:
+    """Whoever writes a body that is signed as the sender's could say that an invoice was paid."""
+    cookie = {"cookie": own_house.login("operator"), **OURS}
+    assert "sample-body" not in own_house.ask("GET", "/sources/stripe/sample", headers=cookie).text
+    form = {"type": KIND, "shown": KIND, "body": '{"id": "evt_1"}'}
+    assert own_house.ask("POST", "/sources/stripe/sample", form=form, headers=cookie).status == 403
+    del form["body"]
+    assert own_house.ask("POST", "/sources/stripe/sample", form=form, headers=cookie).status == 200
 
 
 def test_who_sees_one_account_cannot_write_a_sample(own_house: House) -> None:
