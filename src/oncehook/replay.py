@@ -177,7 +177,7 @@ class Plan(msgspec.Struct, frozen=True):
             fresh = "a new webhook-id" if self.request.fresh_id else "the same webhook-id and Idempotency-Key as before"
             seen = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
         if not self.request.fresh_id:
-            seen.append("Whoever deduplicates by it will ignore these; sent as new (--fresh-id), each has a fresh one.")
+            seen.append("If it deduplicates by that, it will ignore these; --fresh-id gives each a new one.")
         return seen
 
 
