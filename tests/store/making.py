@@ -77,6 +77,8 @@ class AdminOnly:
         self.store, self.limits = store, limits or Limits()
         self.sources, self.destinations, self.routes = sources or {}, dict(destinations or {}), list(routes)
         self.bodies = Bodies(lambda: store, None)
+        self.places: dict[tuple[str, str], str] = {}
+        self.signing_secrets: dict[str, list[str]] = {}
         self.nudges: list[int] = []
         self.receivers: Sequence[RunningReceiver] = ()
         self.settings, self.vault, self.is_started = None, Vault(Cipher()), False

@@ -75,7 +75,7 @@ class QueryCommand(click.Command):
 @click.argument("query", nargs=-1, metavar="[QUERY]", shell_complete=complete_query)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many, the newest.")
 @click.option("--all", "everything", is_flag=True, help="All that match.")
-@click.option("--query", "also", default="", hidden=True)  # as `replay` takes it
+@click.option("--query", "also", default="", metavar="QUERY", help="The query, as `replay` takes it.")
 @wide_option
 @json_lines_option
 @asks_api

@@ -128,7 +128,7 @@ def _parse(text: str, label: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         reason, _, spot = str(error).partition(" (at line ")
-        line, *column = map(int, re.findall(r"\d+", spot)) or (0,)
+        line, *column = [int(number) for number in re.findall(r"\d+", spot)] or [0]
         place = f"{label}:{line}" if line else label
         sentence = f"{place}: not valid TOML: {reason[:1].lower()}{reason[1:]}"
         raise ConfigError(sentence, hint=_show_line(text, line, *column) if column else "") from None
