@@ -257,6 +257,8 @@ def test_the_plan_is_what_happens(admin: Admin) -> None:
     assert again["total"] == 3, "those that failed, by the replay's id"
     for shown in (admin.good("replay", "--list").out.splitlines()[1], admin.good("show", failed.json["id"]).out):
         assert shown.split()[:2] == [failed.json["id"], "failed"]
+    again = admin.run("replay", "--query", "status:dead", "--yes", "--wait")
+    assert (again.code, "nothing was replayed: it was replayed less than a minute ago" in again.err) == (1, True)
 
 
 def test_one_request_key_is_one_replay(admin: Admin) -> None:

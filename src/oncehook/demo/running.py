@@ -217,6 +217,7 @@ async def _serve(shop: Shop, seconds: float | None, rate: float, port: int, *, b
     def ready(address: str, link: str | None) -> None:
         _say(f"  inbox      {shop.folder}, removed at the end")
         _say(f"  dashboard  {link}{'   (opened in your browser)' if browse else ''}")
+        _say(f"  commands   export ONCEHOOK_STORE={inbox.store_url}")
         _say(f"  receive    {address}/in/{{{'|'.join(inbox.sources)}}}")
         _say(f"  sending    {_show_pace(rate)}: some twice, some changed, some badly signed")
         _say("  trouble    the ledger hangs up now and then, the CRM refuses everything")
