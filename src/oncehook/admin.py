@@ -830,7 +830,8 @@ class Admin:
         return [*own, *(one.name for one in others if stored.show(one).get("account") == ADDRESS)][:limit]
 
     async def _show_own_source(self, source: Source, figures: Figures) -> ShownSource:
-        return replace(await self._show_source(source, figures), **self._origin("source", source.name))
+        shown = replace(await self._show_source(source, figures), **self._origin("source", source.name))
+        return shown if self._sees_the_server else replace(shown, secret_names=())
 
     async def _show_stored_source(self, definition: StoredDefinition, figures: Figures) -> ShownSource:
         try:
@@ -919,8 +920,15 @@ class Admin:
         """Return what defines one of the inbox's own, and where."""
         loaded = self._inbox.settings
         if loaded is None or name is None or (isinstance(name, str) and name not in getattr(loaded.config, noun)):
-            return {"origin": "program", "place": self._inbox.places.get((noun, str(name)))}
-        return {"origin": "file", "place": loaded.place((noun, name))}
+            origin, place = "program", self._inbox.places.get((noun, str(name)))
+        else:
+            origin, place = "file", loaded.place((noun, name))
+        return {"origin": origin, "place": place if self._sees_the_server else None}
+
+    @property
+    def _sees_the_server(self) -> bool:
+        """Tell whether this viewer learns of the server's files and variables; a customer does not."""
+        return self.scope.accounts is None
 
     def _build_route(self, definition: StoredDefinition) -> Route:
         return stored.route_from(definition, False)
@@ -995,10 +1003,11 @@ class Admin:
             counted = figures.by_destination.get(one.name, {})
             made = show_destination(one, routes, levels.get(one.name, Level()), counted, now)
             origin = self._origin("destination", one.name)
-            if isinstance(one, HandlerDestination):
-                origin["place"] = place_of(one.handler)
-            signs = self._inbox.signing_secrets.get(one.name, ())
-            shown.append(replace(made, **origin, signs_with=signs))
+            if self._sees_the_server:
+                if isinstance(one, HandlerDestination):
+                    origin["place"] = place_of(one.handler)
+                made = replace(made, signs_with=self._inbox.signing_secrets.get(one.name, ()))
+            shown.append(replace(made, **origin))
         for definition in definitions:
             level, counted = levels.get(definition.name, Level()), figures.by_destination.get(definition.name, {})
             origin = _stored_origin(definition)
@@ -1133,28 +1142,28 @@ class Admin:
 
     async def sample_body(self, name: str, kind: str) -> bytes:
         """Return the body of a sample, with fresh ids. Raises NotFound or BadRequest."""
-        await self._check_sample(name, kind)
-        return samples.draft(await self._source(name), kind).body
+        source, kind = await self._check_sample(name, kind)
+        return samples.draft(source, kind).body
 
     async def send_sample(self, name: str, kind: str = "", *, actor: str, body: bytes | None = None) -> Sampled:
         """Send one signed sample of the preset through the receiver, on request with another body. Raises NotFound,
         BadRequest, and Forbidden for a body of a limited viewer's own: it could name another account."""
         if body is not None and self.scope.is_limited:
             raise Forbidden("A sample can only be changed by somebody who sees everything.")
-        kind = await self._check_sample(name, kind)
+        source, kind = await self._check_sample(name, kind)
         await self._store.audit(actor, "sample", name, {"type": kind} | ({} if body is None else {"changed": True}))
-        receipt = await self._inbox.receiver.receive(samples.build_signed(await self._source(name), kind, body))
+        receipt = await self._inbox.receiver.receive(samples.build_signed(source, kind, body))
         return Sampled(name, kind, receipt.reply.status, receipt.outcome, receipt.event_ids)
 
-    async def _check_sample(self, name: str, kind: str) -> str:
-        """Return the type of a sample that can be sent: the one asked for, or the first."""
-        _, known = await self._source(name), await self.sample_types(name)
+    async def _check_sample(self, name: str, kind: str) -> tuple[Source, str]:
+        """Return the source, and the type of a sample that it can be sent: the one asked for, or the first."""
+        source, known = await self._source(name), await self.sample_types(name)
         if not known:
             raise BadRequest(f"No sample can be made for {name}.", hint="It has none, or only its sender can sign.")
         kind = kind or known[0]
         if kind not in known:
             raise BadRequest(f'There is no sample "{kind[:60]}".', hint=f"There are: {', '.join(known)}.")
-        return kind
+        return source, kind
 
     # -- how it goes ---------------------------------------------------------------------------
 

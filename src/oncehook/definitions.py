@@ -28,6 +28,7 @@ from oncehook.ingest import Lookup
 from oncehook.logs import ration
 from oncehook.media import MediaDestination, MediaRoute
 from oncehook.model import (
+    UNKNOWN_SOURCE,
     DefinitionChange,
     DefinitionChanges,
     Noun,
@@ -120,7 +121,7 @@ class StoredSource:
     def check(self) -> None:
         """Raise where an arrival must not be taken, or not be acknowledged any more."""
         if self.is_retired:
-            raise SignatureInvalid("unknown source")
+            raise SignatureInvalid(UNKNOWN_SOURCE)
         if not self._definitions.is_current:
             raise StoreUnavailable("Changes of definitions cannot be learnt of now.")
 

@@ -37,6 +37,7 @@ from oncehook.logs import ration
 from oncehook.model import (
     HOPS,
     MOST_HOPS,
+    UNKNOWN_SOURCE,
     Arrival,
     Emission,
     EventId,
@@ -368,7 +369,7 @@ class Receiver:
             if source is not None and source.has_accounts_by_address:
                 source = self._at_address(source, arrival, loaded)
             if source is None or source.base.handshake is None:
-                raise SignatureInvalid("unknown source" if source is None else "not a POST")
+                raise SignatureInvalid(UNKNOWN_SOURCE if source is None else "not a POST")
             if source.guard is not None:
                 source.guard()
             self._check_peer(source, arrival)
@@ -416,7 +417,7 @@ class Receiver:
         if source is None:
             # Because an unknown source must cost the same time as a wrong signature (S8).
             digest(arrival.body)
-            raise SignatureInvalid("unknown source")
+            raise SignatureInvalid(UNKNOWN_SOURCE)
         if source.guard is not None:
             source.guard()
         self._check_peer(source, arrival)

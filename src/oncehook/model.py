@@ -370,6 +370,10 @@ class Verdict(msgspec.Struct, gc=False):
     """This item's own event, or the first one with its key."""
 
 
+UNKNOWN_SOURCE: Final = "unknown source"
+"""Reason for which an arrival at no source is rejected."""
+
+
 class Rejection(msgspec.Struct):
     """An arrival that was rejected; nothing of it is trusted."""
 
@@ -1349,7 +1353,7 @@ class Cause(msgspec.Struct, frozen=True):
     last_at: datetime
     sample: DeliveryId
     per_hour: Sequence[int] = ()
-    """How many died for the first time in each of the last 24 hours, oldest first."""
+    """Numbers of those that died for the first time, in each of the last 24 hours, oldest first."""
 
 
 def count_hours(ages: Iterable[int]) -> list[int]:

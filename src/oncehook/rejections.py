@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from oncehook.errors import Encoded, KeyConflict, KeyRequired, TooLarge, TooManyHops
 from oncehook.human import nearest, show_size, show_span
-from oncehook.model import Arrival, Rejection, is_account_id, pack_head, unpack_head
+from oncehook.model import UNKNOWN_SOURCE, Arrival, Rejection, is_account_id, pack_head, unpack_head
 from oncehook.secret import OldSecret
 from oncehook.sources import Source
 from oncehook.verify import Either, Nothing, Scheme
@@ -101,7 +101,7 @@ def diagnose(
     source = sources.get(rejection.source)
     if source is None:
         return _diagnose_unknown(rejection, sources)
-    if rejection.reason == "unknown source":
+    if rejection.reason == UNKNOWN_SOURCE:
         return _diagnose_later(source)
     if account is None and (named := read_account(rejection, source)) is not None:
         return f"The account {named} is not there any more, or disabled: nobody can send to its address."

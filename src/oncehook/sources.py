@@ -159,7 +159,7 @@ class Preset:
 
 
 class Keys(msgspec.Struct, frozen=True, gc=False):
-    """What a source verifies and masks with, compiled of its own secrets or of those of one account.
+    """Secrets of a source, or of one account at it, compiled to verify and to mask with.
 
     There may be one for each of 100,000 accounts: the garbage collector need not look at them.
     """

@@ -838,7 +838,7 @@ class DestinationSlots:
         self.priorities = {Priority.live}
         """Priorities that its deliveries are known to have."""
         self.opened: BreakerChange | None = None
-        """How its breaker opened last; None while it is closed."""
+        """Last opening of its breaker; None while it is closed."""
         self.last_tried: bytes | None = None
         """The delivery of the last attempt: one that fails again is no further failure in a row."""
         self.used_at = clock.steady()

@@ -204,11 +204,11 @@ def _follow(api: Api, replay_id: str, as_json: bool) -> int:
     parts += [f"{replay[word]} {word}" for word in ("dead", "skipped") if replay[word]]
     is_aborted = replay["state"] == "aborted"
     answer(replay, [join_columns(*parts, state("aborted") if is_aborted else "")], as_json=as_json)
-    is_nothing = 0 < replay["skipped"] == replay["planned"]
-    if is_nothing:
+    all_skipped = 0 < replay["skipped"] == replay["planned"]
+    if all_skipped:
         why = "it was replayed less than a minute ago, is being worked on, or is gone"
         say([f"  nothing was replayed: {why}", "  Try again in a minute."], err=True)
-    return 1 if replay["dead"] or is_aborted or is_nothing else 0
+    return 1 if replay["dead"] or is_aborted or all_skipped else 0
 
 
 def _wait(api: Api, replay_id: str) -> dict[str, Any]:

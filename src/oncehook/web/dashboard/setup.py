@@ -19,7 +19,15 @@ from starlette.responses import Response
 
 from oncehook.errors import BadRequest, Forbidden, NotFound
 from oncehook.human import show_span
-from oncehook.model import AttemptOutcome, DeliveryStatus, Filter, ListedEvent, StoredAttempt, StoredDelivery
+from oncehook.model import (
+    UNKNOWN_SOURCE,
+    AttemptOutcome,
+    DeliveryStatus,
+    Filter,
+    ListedEvent,
+    StoredAttempt,
+    StoredDelivery,
+)
 from oncehook.query import quote_value
 from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
@@ -39,7 +47,6 @@ REJECTED: Final = 30
 LISTED: Final = 100
 CARDS: Final = 50
 """Sources or destinations on one page."""
-UNKNOWN_SOURCE: Final = "unknown source"
 KINDS: Final = ("all", "arrivals", "attempts", "dead")
 
 
