@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from oncehook import model
 from oncehook.logs import ration
+from oncehook.sources import PLAIN
 
 # A shell may have us ignore them (nohup, a job in the background), and processes that tests start would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -55,6 +56,11 @@ sys.addaudithook(_stay_here)
 # How long an example takes says how busy the machine is, and nothing about the program.
 settings.register_profile("oncehook", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("oncehook")
+
+# Nor does an answer that is late because four lanes share two cores. What an answer may take has tests with a budget of
+# their own.
+BUDGET = PLAIN.settings.budget
+PLAIN.settings.budget = 90.0
 
 _LONG = (
     "torture/test_torture_postgres",

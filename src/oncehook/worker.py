@@ -771,13 +771,16 @@ class Worker:
         is_another, slots.last_tried = done.lease.delivery.id != slots.last_tried, done.lease.delivery.id
         if opened is None or opened.open_until is None:
             return
-        if now - timedelta(seconds=done.duration) < opened.open_until:
-            return  # it was under way when the breaker opened
-        if not done.lease.failing:  # its failures were cleared, by a person or by another worker's success
-            slots.opened = None
+        began = now - timedelta(seconds=done.duration)
+        if not done.lease.failing:
+            if began >= opened.open_until:  # its failures were cleared, by a person or by another worker's success
+                slots.opened = None
         elif done.breaker is not None and done.what is not Settle.done:
-            until = now + timedelta(seconds=done.breaker.open)
-            slots.opened = BreakerChange(opened.destination_id, until, opened.failures + is_another)
+            open_for = timedelta(seconds=done.breaker.open)
+            # Not later: a busy process hears of an opening late, and the trial begins when it ends in the store.
+            if began < opened.open_until - open_for:
+                return  # it was under way when the breaker opened
+            slots.opened = BreakerChange(opened.destination_id, now + open_for, opened.failures + is_another)
             self._observer.breaker(slots.destination, slots.opened)
 
     def _stop_lost(self, lease: Lease) -> None:

@@ -29,6 +29,7 @@ from oncehook.model import Arrival, EventDetails, EventId, Mark
 from oncehook.settings.tables import SourceSettings
 from oncehook.sources import PLAIN, Preset, Reply, Source, build
 from oncehook.verify import DevelopmentKeys, development_keys
+from tests.conftest import BUDGET
 
 NAMES = presets.names()
 SAMPLES = [(name, kind) for name in NAMES for kind in presets.load(name).samples]
@@ -231,7 +232,7 @@ def test_window_outlasts_the_horizon_twice(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_answer_comes_before_the_sender_gives_up(name: str) -> None:
     limit = SPANS.get(name, "--")[1]
-    budget = presets.load(name).settings.budget or PLAIN.settings.budget
+    budget = presets.load(name).settings.budget or BUDGET
     assert budget < human.seconds("10s" if limit == "-" else limit)
 
 

@@ -21,6 +21,7 @@ from oncehook.secret import OldSecret
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
 from oncehook.web.connection import encode_reply
+from tests.conftest import BUDGET
 
 HMAC = Hmac(header="X-Signature")
 PRESET = Preset(
@@ -74,7 +75,7 @@ def test_a_verifier_of_ones_own_replaces_that_of_the_preset() -> None:
 
 def test_defaults() -> None:
     source = build("orders", verify=HMAC, secret=[b"s"])
-    assert (source.settings.max_body, source.settings.budget, source.settings.keep_keys) == (1 << 20, 0.8, 30 * 86400)
+    assert (source.settings.max_body, BUDGET, source.settings.keep_keys) == (1 << 20, 0.8, 30 * 86400)
     assert (source.on_missing_key, source.settings.on_conflict, source.path) == ("accept", "accept", "orders")
     assert (source.base.unavailable, source.loopback_only) == (503, False)
 
