@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 
 from oncehook import Event, GiveUp, Inbox
 from oncehook.logs import set_up_logging
-from oncehook.model import DeliveryStatus, Filter, ReplayState
+from oncehook.model import BreakerChange, DeliveryStatus, Filter, ReplayState
 from oncehook.upkeep import strays
+from oncehook.worker import Worker
 from tests.leases import make_lease
 
 ALWAYS = {"source", "outcome", "duration_s", "event_id", "key", "subject"}
@@ -90,6 +92,30 @@ async def test_a_breaker_that_stays_open_after_a_trial_says_so(tmp_path: Path, l
     assert opened[0]["until"] < opened[1]["until"] < opened[2]["until"]
     assert len(moments(lines, "attempt.retry")) == len(opened) + 1, "once for each trial, and never without one"
     assert len(moments(lines, "breaker.closed")) == 1
+
+
+async def test_a_trial_is_told_from_what_was_under_way_also_by_a_slow_process(
+    tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of each opening a while after the store has counted from it, so that the trial begins too early for it."""
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    hear, late = Worker.note_breaker, timedelta(seconds=0.3)
+
+    def hear_late(worker: Worker, change: BreakerChange) -> None:
+        until = None if change.open_until is None else change.open_until + late
+        hear(worker, BreakerChange(change.destination_id, until, change.failures))
+
+    monkeypatch.setattr(Worker, "note_breaker", hear_late)
+
+    @inbox.on("app", retry=["0.05s"] * 50, breaker={"failures": 1, "open": "0.5s"})
+    async def ship(event: Event) -> None:
+        if len(moments(lines, "breaker.opened")) < 2:
+            raise ConnectionError("nobody is there")
+
+    async with inbox.running(), asyncio.timeout(30):
+        await inbox.emit("app", "t", {}, key="a")
+        await inbox.drain()
+    assert len(moments(lines, "attempt.retry")) == len(moments(lines, "breaker.opened")) == 2
 
 
 @pytest.mark.parametrize("bulk", [False, True], ids=["single", "bulk"])
