@@ -70,6 +70,8 @@ async def tenants(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     for whose in (MINE, OTHER):
         make_destination(inbox, whose)
         inbox.source(f"own-{words(whose)}", verify="none", account=whose, key="$.id", path=f"q{whose}" * 12)
+    monkeypatch.setenv("KEYED_SECRET", "a secret for tests")
+    inbox.source("keyed", verify="bearer", secret=Secret.from_env("KEYED_SECRET"), account=MINE, key="$.id")
 
     @inbox.on("shop")
     async def internal(event: Event) -> None:
@@ -282,7 +284,7 @@ async def test_lists_and_searches_hold_only_the_viewers(tenants: Tenants) -> Non
     names = {path: [one["name"] for one in (await tenants.get(MINE, path))["items"]] for path in NAMED}
     assert names == {
         "/destinations": ["to-mine42", "stored-mine42"],
-        "/sources": ["shop", "own-mine42", "in-mine42"],
+        "/sources": ["shop", "own-mine42", "keyed", "in-mine42"],
         "/accounts": ["called mine42"],
     }
     assert [one["to"] for one in (await tenants.get(MINE, "/routes"))["items"]] == ["stored-mine42"]
@@ -318,6 +320,19 @@ async def test_the_servers_own_destinations_are_not_a_customers(tenants: Tenants
     assert status == 200
     system = await tenants.get(MINE, "/system")
     assert system["workers"] == []
+
+
+async def test_a_customer_learns_nothing_of_the_servers_files_and_variables(tenants: Tenants) -> None:
+    """Where a definition stands, and what its secrets are called there, is for those who can look there."""
+    for whose, is_told in (("", True), (MINE, False)):
+        sources = {one["name"]: one for one in (await tenants.get(whose, "/sources"))["items"]}
+        destinations = {one["name"]: one for one in (await tenants.get(whose, "/destinations"))["items"]}
+        assert (sources["keyed"]["secret_names"] == ["env:KEYED_SECRET"]) == is_told
+        assert [one["place"] is not None for one in (sources["keyed"], destinations["to-mine42"])] == [is_told] * 2
+    for path in ("/sources", "/sources/keyed", "/destinations", "/destinations/to-mine42", "/routes", "/accounts"):
+        _, text = await tenants.ask(MINE, "GET", path)
+        assert "KEYED_SECRET" not in text
+        assert ".py" not in text
 
 
 async def test_only_an_admin_of_the_whole_inbox_defines_addresses_from_events(tenants: Tenants) -> None:
