@@ -24,6 +24,7 @@ from oncehook.model import Category, DeliveryStatus, EventId, Filter, Mark, Stor
 from oncehook.settings import load
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn
 from oncehook.whatsapp import EvolutionApi, EvolutionGo, InvalidMessage, MetaCloud, NoMessage, Read, Sender, Text
+from oncehook.whatsapp.outcomes import Reason, SendFailed
 from tests.acceptance.conftest import make_engine
 from tests.whatsapp.phone import HANG, Phone, busy, closed, silent
 
@@ -106,6 +107,23 @@ async def test_the_api_says_when_to_come_again(tmp_path: Path) -> None:
             await asyncio.sleep(0.005)
         assert found.due_at is not None
         assert found.due_at > clock.now_utc() + timedelta(seconds=100)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "holds_back"),
+    [(Reason.invalid_number, False), (Reason.window_closed, False), (Reason.too_large, False), (Reason.unauthorized, True)],
+)
+async def test_refused_recipients_do_not_hold_back_the_others(
+    tmp_path: Path, refusal: Reason, holds_back: bool
+) -> None:
+    """Ten wrong numbers say nothing about the API; a wrong token does."""
+    phone = Phone([SendFailed("Refused.", refusal, status=400) for _ in range(3)])
+    async with sending(tmp_path, phone, breaker={"failures": 2, "open": "1h"}, concurrency=1) as inbox:
+        for n in range(4):
+            await inbox.send_message("answers", Text(to=f"+55 11 99999-000{n}", text=str(n)), key=f"k{n}")
+        while not (level := (await inbox.admin.destination("answers")).level).open_until and len(phone.given) < 4:
+            await asyncio.sleep(0.005)
+        assert (len(phone.given), level.open_until is not None) == ((2, True) if holds_back else (4, False))
 
 
 async def test_what_one_person_gets_comes_in_order(tmp_path: Path) -> None:

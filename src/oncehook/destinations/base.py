@@ -68,7 +68,8 @@ class Result(msgspec.Struct, frozen=True):
     pause: str | None = None
     """Reason for a pause until a person has looked (410)."""
     counts: bool = True
-    """False where the destination was never asked, so that its breaker is not told of the failure."""
+    """False where a failure says nothing about the destination, so that its breaker is not told of it: it was never
+    asked, or refused this one message for what it holds."""
     commit: Callable[[Any], object] | None = None
     """An effect to be written in the transaction that settles (SQLite)."""
     emits: Sequence[Emission] = ()

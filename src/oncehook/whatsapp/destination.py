@@ -15,7 +15,7 @@ from oncehook.event import outward_id
 from oncehook.model import ANSWER_KEPT, Category, DeliveryPreview, Evidence, Lease, Priority, flatten_text
 from oncehook.whatsapp.messages import InvalidMessage, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
-from oncehook.whatsapp.outcomes import SendFailed, Sent
+from oncehook.whatsapp.outcomes import OF_ONE_MESSAGE, SendFailed, Sent
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Credential, Sender
@@ -100,7 +100,7 @@ class SenderDestination:
             async with asyncio.timeout(self.terms.timeout + GRACE) as limit:
                 sent = await self.sender.attempt(message, id=outward_id(lease))
         except (InvalidMessage, ConfigError) as error:
-            return _permanent(_line(f"{error.code}: {error}"))
+            return Result(Category.permanent, Evidence(error=_line(f"{error.code}: {error}")), counts=False)
         except SendFailed as error:
             return self._settle_failure(error)
         except TimeoutError as error:
@@ -121,7 +121,8 @@ class SenderDestination:
         if error.unsure and self.unsure == "dead":
             return _permanent(_line(f"unsure, {text}"), evidence)
         found = self.terms.rules.of_error(error)
-        return Result(found.category, evidence, retry_after=found.retry_after)
+        counts = error.reason not in OF_ONE_MESSAGE
+        return Result(found.category, evidence, retry_after=found.retry_after, counts=counts)
 
     def _settle_silence(self, text: str, category: Category = Category.transient) -> Result:
         """Settle an attempt after which it is unknown whether the message was sent."""

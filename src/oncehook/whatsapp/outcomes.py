@@ -53,6 +53,9 @@ CATEGORY: dict[Reason, Category] = {
     Reason.unknown: Category.unknown,
 }
 
+OF_ONE_MESSAGE: Final = frozenset({Reason.window_closed, Reason.invalid_number, Reason.too_large, Reason.unsupported})
+"""Reasons that lie in a message or its recipient: the API works, and the next message may go through."""
+
 _REASON: Final = {
     Category.transient: Reason.unavailable,
     Category.permanent: Reason.invalid,
