@@ -117,9 +117,9 @@ class Recipient(msgspec.Struct, frozen=True):
     def doomed(self) -> str:
         """Sentence about deliveries that were refused for good, which another attempt rarely changes."""
         if self.refused == self.count == 1:
-            return f"{self.destination} refused this for good; it will probably fail again."
+            return f"{self.destination} refused this for good: it fails again unless the cause is mended."
         many = "these" if self.refused == self.count else f"{self.refused:,} of {self.count:,}"
-        return f"{self.destination} refused {many} for good; {self.refused:,} will probably fail again."
+        return f"{self.destination} refused {many} for good: they fail again unless the cause is mended."
 
 
 class Plan(msgspec.Struct, frozen=True):

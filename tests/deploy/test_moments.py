@@ -97,7 +97,7 @@ async def test_a_breaker_that_stays_open_after_a_trial_says_so(tmp_path: Path, l
 async def test_a_trial_is_told_from_what_was_under_way_also_by_a_slow_process(
     tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hears of each opening a while after the store has counted from it, so that the trial begins too early for it."""
+    """It hears of an opening late, and counts from then: the trial begins too early for it."""
     inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
     hear, late = Worker.note_breaker, timedelta(seconds=0.3)
 

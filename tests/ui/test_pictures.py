@@ -183,7 +183,9 @@ def test_a_plan_has_a_row_for_each_destination_and_says_what_is_hopeless(own_hou
     expect(rows.filter(has_text="to ship")).to_have_count(1)
     expect(rows.filter(has_text="to billing")).to_have_count(1)
     expect(rows.filter(has_text="in all")).to_have_count(1)
-    expect(page.locator("main")).to_contain_text("ship refused these for good; 2 will probably fail again.")
+    expect(page.locator("main")).to_contain_text(
+        "ship refused these for good: they fail again unless the cause is mended."
+    )
     page.get_by_label("Send as new").check()
     page.get_by_role("button", name=re.compile("Replay 3")).click()
     eventually(own_house, lambda: bool(own_house.do(own_house.inbox.admin.replays()).items))

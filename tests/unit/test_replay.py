@@ -144,8 +144,8 @@ def test_a_plan_names_who_refused() -> None:
     )
     plan = build_plan(ReplayRequest(Filter()), counted, {}, {}, {}, ["crm", "far"])
     assert plan.warnings == [
-        "crm refused 2 of 3 for good; 2 will probably fail again.",
-        "far refused these for good; 2 will probably fail again.",
+        "crm refused 2 of 3 for good: they fail again unless the cause is mended.",
+        "far refused these for good: they fail again unless the cause is mended.",
     ]
 
 
@@ -166,7 +166,7 @@ async def test_a_plan_does_not_warn_of_a_handler_that_was_started_again(tmp_path
         await inbox.drain()
         request = inbox.admin.build_request("status:dead")
         assert (await inbox.admin.plan(request)).warnings[-1] == (
-            "ship refused this for good; it will probably fail again."
+            "ship refused this for good: it fails again unless the cause is mended."
         )
     again = make()
     async with again.running():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import BUDGET
 
 from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
@@ -21,7 +22,6 @@ from oncehook.secret import OldSecret
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
 from oncehook.web.connection import encode_reply
-from tests.conftest import BUDGET
 
 HMAC = Hmac(header="X-Signature")
 PRESET = Preset(

@@ -111,7 +111,12 @@ async def test_the_api_says_when_to_come_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("refusal", "holds_back"),
-    [(Reason.invalid_number, False), (Reason.window_closed, False), (Reason.too_large, False), (Reason.unauthorized, True)],
+    [
+        (Reason.invalid_number, False),
+        (Reason.window_closed, False),
+        (Reason.too_large, False),
+        (Reason.unauthorized, True),
+    ],
 )
 async def test_refused_recipients_do_not_hold_back_the_others(
     tmp_path: Path, refusal: Reason, holds_back: bool
