@@ -502,3 +502,15 @@ def test_an_answer_that_cannot_be_is_asked_for_again(tmp_path: Path, begin: Begi
     assert asking.end() == 0
     assert "line " not in asking.out.partition("next:")[0]
     assert 'url = "https://example.org/hook"' in (tmp_path / "oncehook.toml").read_text()
+
+
+def test_a_sentence_ends_with_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "the plan of a replay or a finding of doctor is longer than this, with evt_0123456789abcdef0123456789 in it"
+    label = click.style("warn  ", fg="yellow")
+    assert output.sentence(words, label, "      ") == [label + words], "one line in a pipe"
+    monkeypatch.setattr(output, "room", lambda: 40)
+    lines = output.sentence(words, label, "      ")
+    assert lines[0] == f"{label}the plan of a replay or a finding"
+    assert all(len(click.unstyle(line)) <= 40 for line in lines)
+    assert " ".join(click.unstyle(line)[6:] for line in lines) == words
+    assert output.sentence("", label) == [label]

@@ -394,6 +394,12 @@ def test_doctor(folder: Path) -> None:
     assert re.search(r"warn +schema +nothing is kept here yet\n +→ The first `oncehook serve` makes it.", early.stdout)
     assert re.search(r"ok +writable ", early.stdout)
     assert not (folder / "inbox.db").exists(), "it only looks"
+    assert "doctor module:inbox" not in early.stdout
+    (folder / "elsewhere").mkdir()
+    bare = run(folder / "elsewhere", "doctor")
+    assert re.search(r"warn +settings .*\n +→ .*: oncehook doctor module:inbox\n", bare.stdout), (
+        "a program may define more"
+    )
     held_back = run(folder, "doctor", ONCEHOOK_MIGRATE="false")
     assert (held_back.returncode, "→ Run: oncehook db migrate" in held_back.stdout) == (1, True)
     with serving(folder):

@@ -38,6 +38,7 @@ from oncehook.cli.output import (
     join_columns,
     moment,
     say,
+    sentence,
     show_counts,
     state,
     state_of_replay,
@@ -275,7 +276,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         *table((), recipients, "  → "),
         *fields(facts, "  "),
         *_sample(plan),
-        *(f"  {text(note, 500)}" for note in plan["notes"]),
+        *(line for note in plan["notes"] for line in sentence(text(note, 500), "  ", "  ")),
         *fields({"same as": text(plan["command"], 4000)}, "  "),
     ]
 

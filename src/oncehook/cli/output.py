@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -229,6 +230,23 @@ def _pad(row: Sequence[str], widths: Sequence[int]) -> str:
 def fields(pairs: Mapping[str, str], indent: str = "") -> list[str]:
     """Format names and values line by line, without empty ones."""
     return table((), [(click.style(name, dim=True), value) for name, value in pairs.items() if value], indent)
+
+
+def sentence(words: str, first: str = "", indent: str = "") -> list[str]:
+    """Break a sentence between words where the terminal ends: `first` begins it, `indent` its further lines."""
+    width = room()
+    if width is None:
+        return [first + words]
+    start = _length(first)
+    lines = textwrap.wrap(
+        words,
+        width,
+        initial_indent=" " * start,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [first + lines[0][start:], *lines[1:]] if lines else [first]
 
 
 def join_columns(*parts: str) -> str:

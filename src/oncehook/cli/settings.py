@@ -26,7 +26,7 @@ from oncehook.cli.api import Failed, no_answer
 from oncehook.cli.complete import complete_preset
 from oncehook.cli.help import CommandGroup
 from oncehook.cli.options import address_of, app_option, build_setup, config_option, json_option, takes_app, warn
-from oncehook.cli.output import answer, document, json_line, say, table
+from oncehook.cli.output import answer, document, json_line, say, sentence, table
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.human import count, suggest
 from oncehook.model import ROLES, Check, Engine, SchemaState
@@ -426,8 +426,9 @@ def _check_lines(check: Check) -> list[str]:
     if check.ok and check.warning:
         word, color = "warn", "yellow"
     has_hint = check.hint and (check.warning or not check.ok)
-    line = f"{click.style(f'{word:<5}', fg=color)} {check.name:<12} {check.detail}"
-    return [line, *([f"{'':<18} → {check.hint}"] if has_hint else [])]
+    indent = " " * 19
+    lines = sentence(check.detail, f"{click.style(f'{word:<5}', fg=color)} {check.name:<12} ", indent)
+    return lines + (sentence(check.hint, f"{indent}→ ", f"{indent}  ") if has_hint else [])
 
 
 async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
@@ -445,7 +446,11 @@ async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
         return [Check("settings", False, str(error), error.hint)]
     store, reached = await asyncio.gather(_examine_store(inbox), _examine_destinations(inbox.destinations.values()))
     detail = f"{origin}: {count(len(inbox.sources), 'source')}, {count(len(inbox.routes), 'route')}, secrets set"
-    return [Check("settings", True, detail), *_examine_sources(inbox.sources.values()), *store, *reached]
+    is_empty = not (app or inbox.sources)
+    settings = Check(
+        "settings", True, detail, "To check what a program defines: oncehook doctor module:inbox", warning=is_empty
+    )
+    return [settings, *_examine_sources(inbox.sources.values()), *store, *reached]
 
 
 def _examine_sources(sources: Iterable[Source]) -> list[Check]:
