@@ -1010,7 +1010,9 @@ class LimitedSlots(DestinationSlots):
         if terms.rate is not None:
             first = max(now + allowance.first_in, self._not_before)
             if allowance.slots:
-                self._moments.extend(first + n / terms.rate for n in range(allowance.slots))
+                # In order: the answer before may have taken longer on its way than this one.
+                granted = (first + n / terms.rate for n in range(allowance.slots))
+                self._moments = deque(sorted(chain(self._moments, granted)))
                 self._ask_moments_at = now
                 if allowance.slots == self._step:
                     self._step = min(self._step * 2, max(int(terms.rate * AHEAD), 1))

@@ -120,5 +120,6 @@ async def is_idle(worker: Worker) -> None:
     rounds = 0
     while rounds < 3:
         await asyncio.sleep(0.01)
-        rests = not worker._woken.is_set() and not worker._reserved and worker._settling.is_empty()
+        waits = worker._woken._waiters and not worker._woken.is_set()  # and not for an answer of the store
+        rests = waits and not worker._reserved and worker._settling.is_empty()
         rounds = rounds + 1 if rests and clock.steady() < worker._look_at else 0

@@ -435,6 +435,14 @@ def test_attempts_begin_at_the_moments_that_were_reserved(monkeypatch: pytest.Mo
     assert case.grant(slots=1).slots == 1, "what was not used is not asked for again"
 
 
+def test_moments_are_used_in_their_order_however_late_an_answer_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LimitCase(monkeypatch, rate=100.0)
+    case.grant(slots=2, first_in=0.03)  # its answer took long, and counts from when it came
+    case.grant(slots=1, first_in=0.01)
+    case.now += 0.02
+    assert case.slots.room(100) == 1
+
+
 def test_a_moment_of_a_slow_rate_is_kept_until_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     case = LimitCase(monkeypatch, rate=1 / 60)
     case.grant(slots=1)
