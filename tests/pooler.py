@@ -52,18 +52,20 @@ class _Session:
 
 
 class TransactionPooler:
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, sessions: int = SESSIONS) -> None:
         self._server = (host, port)
-        self._free: asyncio.Queue[_Session] = asyncio.Queue()
+        self._size = sessions
         self._clients: set[asyncio.Task[None]] = set()
-        self._sessions: list[_Session] = []
         self._numbers = iter(range(1_000_000, 2_000_000))
+        self._greeting: list[_Message] = []
 
-    async def start(self) -> int:
-        for _ in range(SESSIONS):
-            self._sessions.append(await _Session.open(*self._server))
-            self._free.put_nowait(self._sessions[-1])
-        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, port: int = 0) -> int:
+        """Open all sessions, then listen. Returns the port."""
+        self._free: asyncio.Queue[_Session | None] = asyncio.Queue()
+        """None stands for a session that has to be opened first."""
+        for _ in range(self._size):
+            self._free.put_nowait(await _Session.open(*self._server))
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", port)
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -71,15 +73,16 @@ class TransactionPooler:
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
-        for session in self._sessions:
-            session.writer.close()
+        while not self._free.empty():
+            if (session := self._free.get_nowait()) is not None:
+                session.writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
         try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
+            with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
                 if await self._greet(reader, writer):
                     while True:
                         await self._run_transaction(reader, writer)
@@ -96,7 +99,11 @@ class TransactionPooler:
             if code == 80877102:  # to cancel is left out: nobody listens
                 return False
             writer.write(b"N")  # neither TLS nor GSSAPI
-        answer = [_Message(b"R", struct.pack("!i", 0)), *self._sessions[0].greeting]
+        if not self._greeting:
+            session = await _Session.open(*self._server)
+            self._greeting = session.greeting
+            session.writer.close()
+        answer = [_Message(b"R", struct.pack("!i", 0)), *self._greeting]
         answer.append(_Message(b"K", struct.pack("!ii", next(self._numbers), 0)))
         writer.write(b"".join(message.wire for message in [*answer, _Message(b"Z", b"I")]))
         return True
@@ -107,7 +114,7 @@ class TransactionPooler:
             while True:
                 asked = await _read_request(reader)
                 if session is None:
-                    session = await self._free.get()  # the one that was free for the longest
+                    session = await self._take()
                 session.writer.write(asked)
                 while (answer := await _read(session.reader)).kind != b"Z":
                     writer.write(answer.wire)
@@ -118,13 +125,18 @@ class TransactionPooler:
                     return
                 writer.write(answer.wire)
         finally:
-            if session is not None:
-                await self._replace(session)
+            if session is not None:  # its client, or its server, has gone in the middle of a transaction
+                session.writer.close()
+                self._free.put_nowait(None)
 
-    async def _replace(self, session: _Session) -> None:
-        """Close a session whose client has gone in the middle of a transaction."""
-        session.writer.close()
-        self._free.put_nowait(await _Session.open(*self._server))
+    async def _take(self) -> _Session:
+        """The session that was free for the longest."""
+        session = await self._free.get()
+        try:
+            return session or await _Session.open(*self._server)
+        except BaseException:
+            self._free.put_nowait(None)
+            raise
 
 
 async def _read_request(reader: asyncio.StreamReader) -> bytes:

@@ -21,6 +21,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +50,7 @@ class Postgres:
     With a `primary` it follows that one, and every commit there waits for it from now on.
     """
 
-    def __init__(self, primary: Postgres | None = None, **settings: str) -> None:
+    def __init__(self, primary: Postgres | None = None, *, port: int | None = None, **settings: str) -> None:
         self._primary = primary
         self._settings = _SETTINGS | settings
         self._folder = Path(tempfile.mkdtemp(prefix="oncehook-postgres-"))
@@ -57,7 +58,11 @@ class Postgres:
         self._programs = _programs(self._folder, as_other=bool(self._owner))
         self._process: subprocess.Popen[bytes] | None = None
         self._initialise()
-        self._start_on_a_free_port()
+        if port is None:
+            self._start_on_a_free_port()
+        else:
+            self.port = port
+            self.start()
         if primary is not None:
             primary.set_up("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
 
@@ -67,8 +72,28 @@ class Postgres:
                 connection.execute(statement)
 
     def promote(self) -> None:
-        """Let a server that followed another take its place."""
-        self.set_up("SELECT pg_promote()")
+        """Let a server that followed another take its place; nothing waits for a follower of its own."""
+        self.set_up("SELECT pg_promote()", "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all that is committed here is on the disk of a follower for which commits wait."""
+        statement = "SELECT flush_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication WHERE sync_state = 'sync'"
+        with psycopg.connect(self.url) as connection:
+            return connection.execute(statement).fetchone() == (True,)
+
+    @contextlib.contextmanager
+    def follower_stopped(self) -> Iterator[None]:
+        """Stop the process that receives the primary's log; it goes on with nothing that is on its way then."""
+        with psycopg.connect(self.url) as connection:
+            row = connection.execute("SELECT pid FROM pg_stat_wal_receiver").fetchone()
+        assert row is not None
+        os.kill(row[0], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(row[0], signal.SIGTERM)
+            os.kill(row[0], signal.SIGCONT)
 
     @property
     def url(self) -> str:
@@ -243,26 +268,35 @@ class PgBouncer:
     """A real PgBouncer in transaction mode in front of a server: one session of the server for each transaction."""
 
     def __init__(self, server: Postgres | Lent) -> None:
-        program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-        if program is None:
+        if self.program() is None:
             raise RuntimeError("These tests need PgBouncer: apt install pgbouncer")
         self._folder = Path(tempfile.mkdtemp(prefix="oncehook-pgbouncer-"))
-        owner = _unprivileged(self._folder)
+        self._owner = _unprivileged(self._folder)
         self.port = free_port()
-        settings = self._folder / "pgbouncer.ini"
-        settings.write_text(
+        self._settings = self._folder / "pgbouncer.ini"
+        self._settings.write_text(
             f"[databases]\n* = host=127.0.0.1 port={server.port}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nauth_type = trust\n"
             "pool_mode = transaction\nmax_client_conn = 1000\ndefault_pool_size = 20\nunix_socket_dir =\n"
+            "server_login_retry = 0.5\n"  # seconds for which it refuses everybody after a server was away: 15 by itself
             f"logfile = {self._folder / 'log'}\nauth_file = {self._folder / 'users'}\n"
         )
         (self._folder / "users").write_text('"oncehook" ""\n')
+        self.start()
+
+    @staticmethod
+    def program() -> str | None:
+        """Where it is installed, if it is."""
+        return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
         self._process = subprocess.Popen(
-            [program, "-q", str(settings)],
+            [str(self.program()), "-q", str(self._settings)],
             cwd=self._folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            **owner,
+            **self._owner,
         )
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
@@ -274,9 +308,12 @@ class PgBouncer:
     def url(self) -> str:
         return f"postgresql://oncehook@127.0.0.1:{self.port}/postgres"
 
-    def remove(self) -> None:
+    def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def remove(self) -> None:
+        self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _answers(self) -> bool:

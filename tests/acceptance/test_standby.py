@@ -5,14 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
-import signal
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-import psycopg
 
 from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import CONFIG, Receiver
@@ -66,20 +60,6 @@ class Senders:
             await asyncio.sleep(0.01)
 
 
-@contextmanager
-def follower_stopped(standby: Postgres) -> Iterator[None]:
-    """Stop the process that receives the primary's log; it goes on with nothing that is on its way then."""
-    with psycopg.connect(standby.url) as connection:
-        row = connection.execute("SELECT pid FROM pg_stat_wal_receiver").fetchone()
-    assert row is not None
-    os.kill(row[0], signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(row[0], signal.SIGTERM)
-        os.kill(row[0], signal.SIGCONT)
-
-
 async def test_a_promoted_standby_has_all_that_was_acknowledged(tmp_path: Path) -> None:
     with Postgres() as primary, Postgres(primary) as standby:
         url = f"postgresql://oncehook@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres?schema=followed"
@@ -93,7 +73,7 @@ async def test_a_promoted_standby_has_all_that_was_acknowledged(tmp_path: Path) 
                 senders = Senders(receivers)
                 sending = asyncio.create_task(senders.run())
                 await senders.reach(200)
-                with follower_stopped(standby):  # so that what was committed without it would be lost
+                with standby.follower_stopped():  # so that what was committed without it would be lost
                     await asyncio.sleep(0.3)
                     await asyncio.to_thread(primary.stop, immediate=True)
                 at_death = len(senders.acknowledged)

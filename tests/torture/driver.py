@@ -28,13 +28,14 @@ from tests.torture.figures import Figures
 from tests.torture.kills import Kills
 from tests.torture.network import Network
 from tests.torture.overload import Overload
+from tests.torture.pooled import Pooler
+from tests.torture.standby import Standby
 from tests.torture.upgrade import Upgrade
-from tests.torture.world import Component, Outcome, play
+from tests.torture.world import ENGINES, Component, Outcome, play
 
 COMPONENTS: dict[str, type[Component]] = {
-    kind.id: kind for kind in (Kills, Disk, Network, Database, Clocks, Upgrade, Overload)
+    kind.id: kind for kind in (Kills, Disk, Network, Database, Clocks, Upgrade, Overload, Pooler, Standby)
 }
-ENGINES = ("sqlite", "postgres")
 
 
 def say(line: str) -> None:
@@ -42,7 +43,12 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def shares(chosen: Iterable[str], seconds: float) -> dict[str, float]:
+def components_of(engine: str, chosen: Iterable[str] = COMPONENTS) -> list[str]:
+    """Those that there are for an engine."""
+    return [name for name in chosen if engine in COMPONENTS[name].engines]
+
+
+def shares(chosen: Sequence[str], seconds: float) -> dict[str, float]:
     """How long each component runs, of so many seconds in all."""
     whole = sum(COMPONENTS[name].share for name in chosen)
     return {name: seconds * COMPONENTS[name].share / whole for name in chosen}
@@ -146,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     claims: dict[str, Any] = {}
     for engine in ENGINES if said.engine == "both" else [said.engine]:
-        for name, seconds in shares(said.only, said.minutes * 60).items():
+        for name, seconds in shares(components_of(engine, said.only), said.minutes * 60).items():
             outcomes.append(asyncio.run(run(name, engine, folder / f"{engine}-{name}", seconds, seed)))
             tell(outcomes[-1], seed, seconds)
     wrong: list[str] = []

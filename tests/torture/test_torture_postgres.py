@@ -1,4 +1,4 @@
-"""T4 to T11 on PostgreSQL: see test_torture.py."""
+"""T4 to T13 on PostgreSQL: see test_torture.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.torture.world import World
 
 
 @pytest.mark.timeout(RUNS * SECONDS * 4 + 900)
-@pytest.mark.parametrize("component", driver.COMPONENTS)
+@pytest.mark.parametrize("component", driver.components_of("postgres"))
 async def test_every_promise_holds_on_postgres(component: str, tmp_path: Path) -> None:
     await hold(component, "postgres", tmp_path)
 

@@ -30,6 +30,8 @@ from tests.torture.history import History
 from tests.torture.nemesis import LEASE, Nemesis
 from tests.torture.senders import Senders
 
+ENGINES = ("sqlite", "postgres")
+
 SUBJECTS, HOT = 8, 2
 """Of the first each has one sender that waits for its answers; to the others many send at once."""
 
@@ -119,6 +121,7 @@ class Component:
 
     id: ClassVar[str]
     what: ClassVar[str]
+    engines: ClassVar[tuple[str, ...]] = ENGINES
     needs: ClassVar[dict[str, tuple[str, ...]]] = {"sqlite": (), "postgres": ()}
     """Rare states without which a run proves nothing: figures that are not zero, or what the component has seen."""
     own_server: ClassVar[dict[str, str] | None] = None
