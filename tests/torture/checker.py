@@ -127,7 +127,10 @@ def out_of_order(entries: Collection[Entry], places: Mapping[Delivery, int]) -> 
     for entry in entries:
         if entry.moment != "begin" or entry.n in late or entry.subject is None:
             continue
-        place = places[entry.destination, entry.key]
+        place = places.get((entry.destination, entry.key))
+        if place is None:
+            wrong.append(f"{entry}: was worked, and is not kept")
+            continue
         if place < last[entry.destination, entry.subject]:
             wrong.append(f"{entry}: began after its successor")
         last[entry.destination, entry.subject] = place
@@ -146,7 +149,7 @@ def not_as_acknowledged(
     for key in (key for key in acknowledged if key.rpartition("-")[0] == orders[key]["subject"]):
         for destination in {destination for destination, _ in places}:
             before = last.get((destination, orders[key]["subject"]), key)
-            if places[destination, key] < places[destination, before]:
+            if places.get((destination, key), 0) < places.get((destination, before), 0):
                 wrong.append(f"{destination} {key}: stands before {before}, which was acknowledged before it was sent")
             last[destination, orders[key]["subject"]] = key
     return wrong

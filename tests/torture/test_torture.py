@@ -82,6 +82,8 @@ async def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
     assert checker.not_as_acknowledged(acknowledged, acknowledged, lined_up) == []
     assert len(checker.not_as_acknowledged(["s-2", "s-1"], acknowledged, lined_up)) == 1
     assert "began after its successor" in "".join(checker.out_of_order(fleet.ledger.entries(), backward))
+    gone_from = {delivery: place for delivery, place in checker.places(fleet).items() if delivery[1] != "o5"}
+    assert "was worked, and is not kept" in "".join(checker.out_of_order(fleet.ledger.entries(), gone_from))
     written = [json.loads(line) for line in fleet.ledger.path.read_text().splitlines() if line]
     fleet.ledger.create()  # anew, and nobody has slept
     with fleet.ledger.path.open("a") as ledger:
