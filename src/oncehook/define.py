@@ -417,7 +417,8 @@ class Define:
         if to in self._host.destinations or await self._host.store.find_definitions(Noun.destination, [to]):
             return
         if all(to not in worker.destinations for worker in await self._host.store.workers()):
-            near = human.suggest_clause(to, list(self._host.destinations))
+            stored = [one.name for one in await self._host.store.list_definitions(Noun.destination)]
+            near = human.suggest_clause(to, [*self._host.destinations, *stored])
             raise InvalidSettings([{"setting": "to", "error": f'there is no destination "{to}"', "hint": near}])
 
     async def _check_owned(self, noun: Noun, setting: str, name: str) -> None:

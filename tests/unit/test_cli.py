@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -417,6 +418,36 @@ def test_doctor(folder: Path) -> None:
     assert ill.returncode == 1
     assert re.search(r"FAIL +arrivals +does not hold", ill.stdout)
     assert "→ This must never happen" in ill.stdout
+
+
+def test_doctor_and_send_know_what_was_made_while_it_ran(folder: Path) -> None:
+    keys = {"ONCEHOOK_SECRET_KEY": base64.b64encode(bytes(range(32))).decode()}
+    with serving(folder, **keys):
+        run(folder, "sources", "create", "trigger", 'verify={scheme="hmac",header="X-Sig"}', "secret=generate", **keys)
+        run(folder, "destinations", "create", "crm", "url=http://127.0.0.1:9/hooks", **keys)
+        lost = run(folder, "routes", "create", "from=trigger", "to=crn", **keys)
+        assert "crm" in lost.stderr, "what is stored is suggested, too"
+        run(folder, "routes", "create", "from=trigger", "to=crm", **keys)
+        sent = run(folder, "send", "trigger", **keys)
+        assert sent.stdout.endswith("accepted\n"), sent
+        unread = run(folder, "send", "trigger")
+        assert (unread.returncode, "cannot be read here" in unread.stderr) == (2, True)
+        while "1 dead letter\n" not in (found := run(folder, "doctor", **keys)).stdout:
+            assert found.returncode == 0, found.stdout
+        assert "1 source and 1 destination, made while it ran" in found.stdout
+        assert re.search(r"ok +covers +trigger: the check covers body and key", found.stdout)
+        assert re.search(r"warn +reachable +crm: 127.0.0.1:9 is not called", found.stdout)
+        blind = run(folder, "doctor")
+        assert (blind.returncode, "FAIL  stored       source trigger: " in blind.stdout) == (1, True)
+
+
+def test_doctor_warns_of_a_source_that_no_proxy_reaches(tmp_path: Path) -> None:
+    (tmp_path / "oncehook.toml").write_text(
+        '[source.near]\nverify = "none"\n[source.open]\nverify = { scheme = "none", confirm = "anyone may send" }\n'
+    )
+    found = run(tmp_path, "doctor").stdout
+    assert re.search(r"warn +verify +near: .* direct requests of this machine only", found)
+    assert re.search(r"ok +verify +open: .* anyone may send", found)
 
 
 def test_doctor_on_a_file_that_is_no_database(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fnmatch
 import textwrap
@@ -20,10 +21,12 @@ from oncehook.cli.complete import complete_sample, complete_sendable, complete_s
 from oncehook.cli.options import app_option, build_setup, config_option, json_lines_option, wide_option
 from oncehook.cli.output import id_of, join_columns, json_line, room, say, text
 from oncehook.cli.tail import CONNECTION, Feed, Moment, first_id, moment_line, open_feed
-from oncehook.errors import ConfigError
+from oncehook.errors import ConfigError, OncehookError, Undecryptable
 from oncehook.human import show_elapsed, suggest
+from oncehook.model import Noun
 
 if TYPE_CHECKING:  # presets import much: --help must not wait for that
+    from oncehook.inbox import Inbox
     from oncehook.model import Arrival
     from oncehook.sources import Source
 
@@ -69,7 +72,9 @@ def send(
     configured here: it is then signed with the development secret.
     """
     setup = build_setup(app, config_file)
-    known = setup.inbox.sources
+    known = dict(setup.inbox.sources)
+    if source is not None and source not in known and (stored := asyncio.run(_find_stored(setup.inbox, source))):
+        known[source] = stored
     if listing:
         return _list_samples(known if source is None else {source: _choose(known, source)}, others=source is None)
     if source is None:
@@ -99,6 +104,27 @@ def _preset_names() -> list[str]:
     from oncehook import presets
 
     return list(presets.names())
+
+
+async def _find_stored(inbox: Inbox, name: str) -> Source | None:
+    """Return a source that was made while a server ran. Raises ConfigError where its secret cannot be read here."""
+    from oncehook.settings.stored import source_from
+
+    store = inbox.store
+    try:
+        if (await store.schema_state()).pending:
+            return None
+        await store.open(migrate=False, write=False)
+        found = await store.find_definitions(Noun.source, [name])
+    except OncehookError:  # it may be on another machine: --to says where to send
+        return None
+    finally:
+        await store.close()
+    try:
+        return source_from(inbox.vault, found[0]) if found else None
+    except (ConfigError, Undecryptable) as error:
+        hint = "Send a sample from the dashboard, or run this where ONCEHOOK_SECRET_KEY is set."
+        raise ConfigError(f'The secret of "{name}" cannot be read here: {error}', hint=hint) from None
 
 
 def _choose(sources: Mapping[str, Source], name: str) -> Source:

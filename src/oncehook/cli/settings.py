@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -27,9 +27,9 @@ from oncehook.cli.complete import complete_preset
 from oncehook.cli.help import CommandGroup
 from oncehook.cli.options import address_of, app_option, build_setup, config_option, json_option, takes_app, warn
 from oncehook.cli.output import answer, document, json_line, say, sentence, table
-from oncehook.errors import ConfigError, OncehookError
+from oncehook.errors import ConfigError, OncehookError, Undecryptable
 from oncehook.human import count, suggest
-from oncehook.model import ROLES, Check, Engine, SchemaState
+from oncehook.model import ROLES, Check, Engine, Noun, SchemaState
 
 if TYPE_CHECKING:  # the settings and the store import much: --help must not wait for that
     from oncehook.destinations.base import Destination
@@ -402,6 +402,10 @@ LEAST_FREE: Final = 256 << 20
 """Bytes of free disk below which the check fails."""
 REACH_SECONDS: Final = 3.0
 """Seconds that a destination has to accept a connection."""
+STORED_EXAMINED: Final = 100
+"""Stored definitions of a kind that are looked at."""
+_VERIFY: Final = 'Give it a scheme and a secret, or say verify = { scheme = "none", confirm = "anyone may send" }.'
+_UNUSABLE: Final = "Change or delete it, or give the server the key that it was stored with (ONCEHOOK_SECRET_KEY)."
 
 
 @click.command("doctor")
@@ -444,13 +448,15 @@ async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
             inbox, origin = Inbox.from_config(loaded.config), str(loaded.origin or "defaults")
     except OncehookError as error:
         return [Check("settings", False, str(error), error.hint)]
-    store, reached = await asyncio.gather(_examine_store(inbox), _examine_destinations(inbox.destinations.values()))
+    stored = Stored([], [])
+    store = await _examine_store(inbox, stored)
+    reached = await _examine_destinations([*inbox.destinations.values(), *stored.destinations])
     detail = f"{origin}: {count(len(inbox.sources), 'source')}, {count(len(inbox.routes), 'route')}, secrets set"
-    is_empty = not (app or inbox.sources)
+    is_empty = not (app or inbox.sources or stored.sources)
     settings = Check(
         "settings", True, detail, "To check what a program defines: oncehook doctor module:inbox", warning=is_empty
     )
-    return [settings, *_examine_sources(inbox.sources.values()), *store, *reached]
+    return [settings, *_examine_sources([*inbox.sources.values(), *stored.sources]), *store, *reached]
 
 
 def _examine_sources(sources: Iterable[Source]) -> list[Check]:
@@ -459,14 +465,55 @@ def _examine_sources(sources: Iterable[Source]) -> list[Check]:
 
     checks = []
     for source in sources:
-        if not isinstance(source.scheme, Nothing):
+        if isinstance(source.scheme, Nothing) and source.loopback_only:
+            only = "takes direct requests of this machine only; behind a proxy every sender gets 401"
+            checks.append(Check("verify", True, f"{source.name}: not verified, so it {only}", _VERIFY, warning=True))
+        elif isinstance(source.scheme, Nothing):
+            checks.append(Check("verify", True, f"{source.name}: not verified, as confirmed: anyone may send"))
+        else:
             covered = describe_coverage(source.body_authenticated, source.key_authenticated)
             checks.append(Check("covers", True, f"{source.name}: the check covers {covered}"))
         checks += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
     return checks
 
 
-async def _examine_store(inbox: Inbox) -> list[Check]:
+class Stored(NamedTuple):
+    """Definitions that were made while it ran, the first of them."""
+
+    sources: list[Source]
+    destinations: list[Destination]
+
+
+async def _examine_stored(inbox: Inbox, stored: Stored) -> list[Check]:
+    """Build what is stored, as a server would; what cannot be built, its senders and deliveries wait for in vain."""
+    from oncehook.settings.stored import destination_from, source_from
+
+    checks, found = [], dict[Noun, int]()
+    for noun in (Noun.source, Noun.destination):
+        definitions = await inbox.store.list_definitions(noun, limit=STORED_EXAMINED + 1)
+        found[noun] = len(definitions)
+        troubles = []
+        for one in definitions[:STORED_EXAMINED]:
+            try:
+                if noun is Noun.source:
+                    stored.sources.append(source_from(inbox.vault, one))
+                elif one.is_enabled:
+                    stored.destinations.append(destination_from(inbox.vault, one)[0])
+            except (ConfigError, Undecryptable) as error:
+                troubles.append(f"{noun} {one.name}: {error}")
+        if troubles:
+            more = f" ({len(troubles) - 1} more like it)" if len(troubles) > 1 else ""
+            checks.append(Check("stored", False, troubles[0] + more, _UNUSABLE))
+    if any(found.values()):
+        shown = [
+            f"more than {STORED_EXAMINED} {noun}s" if n > STORED_EXAMINED else count(n, noun)
+            for noun, n in found.items()
+        ]
+        checks.append(Check("stored", True, f"{' and '.join(shown)}, made while it ran"))
+    return checks
+
+
+async def _examine_store(inbox: Inbox, stored: Stored) -> list[Check]:
     from oncehook.upkeep import STRAY_HINT, strays
 
     store = inbox.store
@@ -479,6 +526,11 @@ async def _examine_store(inbox: Inbox) -> list[Check]:
         for name, number in (await strays(store, inbox.destinations)).items():
             detail = f'{number:,} for "{name}", which nobody here knows'
             checks.append(Check("waiting", True, detail, STRAY_HINT, warning=True))
+        if dead := sum(level.dead for level in (await store.levels()).values()):
+            checks.append(
+                Check("dead", True, count(dead, "dead letter"), "Why, and where: oncehook dead", warning=True)
+            )
+        checks += await _examine_stored(inbox, stored)
         return [*checks, *_examine_file(store), *await _examine_server(store)]
     except OncehookError as error:
         return [Check("store", False, str(error), error.hint)]
