@@ -104,8 +104,9 @@ class AccountDirectory:
         """Names of the sources in `_addresses`."""
         self._waiting: dict[str, asyncio.Future[Account | None]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._generation = 0
-        """Raised by every notice: what was read before it may be out of date."""
+        self._changed: set[str] | None = set()
+        """Accounts of which a notice came since the read that is under way began; None: it was about all. What it finds
+        of them is out of date."""
 
     def find(self, name: str) -> Account | None:
         """Return the account of an id or alias, or None for nobody's. Raises KeyError where that is not known yet."""
@@ -118,6 +119,11 @@ class AccountDirectory:
             del self._unknown[name]
             raise KeyError(name)
         return None
+
+    def is_current(self, account: Account) -> bool:
+        """Tell whether an account that was looked up is still what is known of it: no notice came since."""
+        is_known = any(self._known[name] is account for name in self._names.get(account.id, ()))
+        return is_known and self.is_usable(account.id)
 
     def at(self, source: Source, account: Account) -> Source:
         """Return a source as it is for one account: with its secret, where it has one there. Raises StoreUnavailable
@@ -151,7 +157,7 @@ class AccountDirectory:
     async def _look_up(self) -> None:
         while self._waiting:
             names = list(self._waiting)[:AT_ONCE]
-            generation = self._generation
+            self._changed = set()
             try:
                 found = await self._load(names)
             except BaseException as error:
@@ -162,12 +168,17 @@ class AccountDirectory:
                 continue
             for name in names:
                 account = found.get(name)
-                # A notice came while this was read: it serves who waits, and is read again for who comes next.
-                if generation == self._generation:
+                if self._is_up_to_date(account):
                     self._remember(name, account)
                 waiting = self._waiting.pop(name)
                 if not waiting.done():
                     waiting.set_result(account)
+
+    def _is_up_to_date(self, account: Account | None) -> bool:
+        """Tell whether no notice came of what was just read. A name of nobody may have become anybody's."""
+        if not self._changed:
+            return self._changed is not None
+        return account is not None and account.id not in self._changed
 
     def _remember(self, name: str, account: Account | None) -> None:
         if account is None:
@@ -193,10 +204,12 @@ class AccountDirectory:
 
         `is_over`: what was begun at their addresses is not acknowledged any more.
         """
-        self._generation += 1
         self._unknown.clear()
         if accounts is None:
             accounts = {*self._names, *(account for _, account in self._addresses)}
+            self._changed = None
+        elif self._changed is not None:
+            self._changed.update(accounts)
         for account in accounts:
             for name in self._names.pop(account, ()):
                 del self._known[name]

@@ -519,7 +519,8 @@ class Admin:
             return found
         events: dict[bytes, StoredEvent | None] = {}
         deliveries = list(deliveries)
-        destinations = await self._find_destinations({one.destination for one in deliveries})
+        names = {one.destination for one in deliveries}
+        destinations, owned = await self._find_destinations(names), await self._find_owned(names)
         sources = {name: await self._find_source(name) for name in {one.source for one in deliveries}}
         for delivery in deliveries:
             source = sources[delivery.source]
@@ -537,9 +538,9 @@ class Admin:
             if event is not None and read_message is not None:
                 seen = read_message(event.body)
             elif event is not None and source is not None and (text := source.preview_of(event)) is not None:
-                seen = DeliveryPreview(
-                    destination.address if destination else delivery.destination, text, is_incoming=True
-                )
+                known = destination if delivery.destination in owned else None
+                to = delivery.destination if known is None else known.address
+                seen = DeliveryPreview(to, text, is_incoming=True)
             if seen is not None:
                 found[delivery.id] = seen
         return found
@@ -644,11 +645,11 @@ class Admin:
         """Build the request for a replay, with its times fixed: of a query, some deliveries by id, or both."""
         meant = self.read(text)
         if ids is not None:
-            meant = replace(meant, ids=some_ids(ids, meant))
+            meant = query.narrow(meant, Filter(ids=some_ids(ids, meant)))
         if destination is not None:
             if meant.destination not in (None, destination):
                 raise BadRequest(f"The query is about {meant.destination}, and not about {destination}.")
-            meant = replace(meant, destination=destination)
+            meant = query.narrow(meant, Filter(destination=destination))
         if until is not None:
             at = self.moment(until)
             meant = replace(meant, until=at if meant.until is None else min(at, meant.until))
@@ -681,7 +682,10 @@ class Admin:
         handlers = [name for name, one in destinations.items() if one.kind == "handler"]
         failed_before = {name: at for name in handlers if (at := await self._failed_before(name, workers))}
         elsewhere = _worked_for(workers)
-        return build_plan(request, planned, destinations, levels, previews, elsewhere, failed_before)
+        made = build_plan(request, planned, destinations, levels, previews, elsewhere, failed_before)
+        owned = await self._find_owned(planned.by_destination)
+        shown = [one if one.destination in owned else one.as_a_stranger_sees_it() for one in made.recipients]
+        return replace(made, recipients=shown)
 
     async def _failed_before(self, name: str, workers: Sequence[StoredWorker]) -> datetime | None:
         """Return when a handler failed last, where all of its workers have started since: it may be mended by now."""

@@ -187,8 +187,11 @@ class Define:
 
         A secret that is left out stays.
         """
+        refused: Exists | None = None
         for _ in range(TRIES):
             found = await self._find(Noun(noun), name)
+            if found is None and refused is not None:  # nobody has made it meanwhile: the name is somebody else's
+                raise refused
             try:
                 if found is None:
                     if noun == "route":
@@ -200,8 +203,10 @@ class Define:
                 if found.account is not None and found.noun is not Noun.route:
                     given.setdefault("account", found.account)
                 return await self._change(found, given, account), False
-            except (DefinitionChanged, Exists):
+            except DefinitionChanged:
                 continue
+            except Exists as error:
+                refused = error
         raise DefinitionChanged
 
     # -- changing ------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from oncehook import clock
 from oncehook.destinations import registry
 from oncehook.destinations.base import Destination
 from oncehook.errors import ConfigError, Overloaded, SignatureInvalid, StoreUnavailable, Undecryptable
-from oncehook.human import seconds
 from oncehook.ingest import Lookup
 from oncehook.logs import ration
 from oncehook.media import MediaDestination, MediaRoute
@@ -163,7 +162,7 @@ class Definitions:
         self._to_reload: set[str] = set()
         """The inbox's own sources whose stored routes have changed."""
         self._reloading: asyncio.Task[None] | None = None
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: dict[int, asyncio.TimerHandle] = {}
 
     # -- starting and stopping -----------------------------------------------------------------
 
@@ -181,7 +180,7 @@ class Definitions:
 
     async def stop(self) -> None:
         self._is_synced = False  # nothing is taken any more
-        for timer in self._timers:
+        for timer in self._timers.values():
             timer.cancel()
         self._fail_lookups(StoreUnavailable("The inbox is stopping."))
         if tasks := [task for task in (self._loading, self._syncing, self._reloading) if task is not None]:
@@ -467,11 +466,8 @@ class Definitions:
     async def read_keep_events(self) -> dict[int, float]:
         """Return how long events of stored sources are kept, in seconds by source id, where they say it."""
         if self.version != self._kept_version:
-            version, kept = self.version, dict[int, float]()
-            for definition in await self._host.store.find_kept_sources():
-                with suppress(ConfigError):
-                    kept[definition.id] = seconds(stored.show(definition)["keep_events"])
-            self._kept_version, self._kept = version, kept
+            version, found = self.version, await self._host.store.find_kept_sources()
+            self._kept_version, self._kept = version, stored.read_keep_events(found)
         return self._kept
 
     # -- routes --------------------------------------------------------------------------------
@@ -595,15 +591,18 @@ class Definitions:
         return made
 
     def _forget_at(self, destination_id: int, ends_at: datetime) -> None:
-        """Build a destination anew when one of its secrets ends."""
+        """Build a destination anew when one of its secrets ends. It is built for many reasons; one timer is enough."""
         wait = min(max((ends_at - clock.now_utc()).total_seconds(), 0.0), 86_400.0)
 
         def forget() -> None:
-            self._timers.discard(timer)
+            del self._timers[destination_id]
             self._host.note_changed([destination_id])
 
-        timer = asyncio.get_running_loop().call_later(wait, forget)
-        self._timers.add(timer)
+        before = self._timers.get(destination_id)
+        if before is None or before.when() > asyncio.get_running_loop().time() + wait + 1.0:
+            if before is not None:
+                before.cancel()
+            self._timers[destination_id] = asyncio.get_running_loop().call_later(wait, forget)
 
 
 def keeps_media(definition: StoredDefinition) -> bool:

@@ -340,7 +340,7 @@ class Receiver:
             if name not in loaded:
                 return self._accounts.find(name)
             found = loaded[name]
-            if found is not None and not self._accounts.is_usable(found.id):
+            if found is not None and not self._accounts.is_current(found):
                 raise KeyError(name)
         except KeyError:
             self._missing.add(name)

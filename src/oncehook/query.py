@@ -267,7 +267,7 @@ def _negate(field: str, value: Any) -> dict[str, Any]:
 
 def _combine(some: Sequence[Filter], others: Sequence[Filter]) -> list[Filter]:
     """Return the alternatives that mean one of each list. Raises QueryInvalid where none of them is possible."""
-    made = [each for one in some for each in replace(one, either=tuple(others)).alternatives()]
+    made = [each for one in some for each in replace(one, either=tuple(others)).alternatives() if each.ids != ()]
     if not made:
         raise QueryInvalid(
             "The words of the query contradict each other: one is given twice, with different values.",

@@ -663,7 +663,7 @@ class Worker:
             if settled is None:
                 if lease.event.is_apart:
                     await self._load_body(lease)
-                result = await destination.attempt(lease) if lease.unreadable is None else _unreadable(lease.unreadable)
+                result = _refuse(destination, lease) or await destination.attempt(lease)
                 if result.settled:
                     self.note_settled(Settlement(lease, Settle.done, duration=clock.perf() - started))
                     return
@@ -813,10 +813,14 @@ def _request(destination: Destination, limit: int, priority: Priority, *, is_fai
     return LeaseRequest(destination.id, limit, terms.lease, priority, tolerance, probe, is_fair)
 
 
-def _unreadable(reason: str) -> Result:
-    """Fail an attempt whose event cannot be read: a key, or the place of its body, may be back before the last
-    retry."""
-    return Result(Category.transient, Evidence(error=reason), counts=False)
+def _refuse(destination: Destination, lease: Lease) -> Result | None:
+    """Fail an attempt before it is made: its event cannot be read now, and a key, or the place of its body, may be back
+    before the last retry; or its destination has become another account's since it was planned (S32)."""
+    if lease.unreadable is not None:
+        return Result(Category.transient, Evidence(error=lease.unreadable), counts=False)
+    if destination.terms.account not in (None, lease.event.account):
+        return Result(Category.permanent, Evidence(error="its destination is another account's now"), counts=False)
+    return None
 
 
 def _settle_unattempted(lease: Lease) -> Settlement | None:

@@ -14,18 +14,21 @@ import os
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 
-from oncehook import Event, GiveUp, Inbox
-from oncehook.model import Arrival, DeliveryId, EventId, Filter, ReplayId, Scope, new_id
+from oncehook import Event, GiveUp, Inbox, clock
+from oncehook.model import Arrival, DeliveryId, DeliveryStatus, EventId, Filter, ReplayId, Scope, new_id
 from oncehook.secret import Secret
 from oncehook.settings.tables import TokenConfig
 from oncehook.web import api
-from oncehook.web.auth import Access
-from oncehook.web.live import Broadcast
+from oncehook.web.api.endpoints import watch_while_valid
+from oncehook.web.auth import Access, Identity, Role
+from oncehook.web.live import OF_CUSTOMERS, OF_ONE, Broadcast, TooManyWatchers
+from oncehook.web.server import metrics_route
 from tests.acceptance.admin_house import call
 from tests.acceptance.conftest import Engine
 
@@ -352,3 +355,130 @@ async def test_only_an_admin_of_the_whole_inbox_defines_addresses_from_events(te
     shown = await tenants.get("", "/destinations/back")
     assert shown["address"] == "POST {$.callback_url}"
     assert shown["settings"]["allow_hosts"] == ["hooks.example.org"]
+
+
+@pytest.mark.parametrize("noun", ["sources", "destinations"])
+async def test_a_name_stays_with_its_account(tenants: Tenants, noun: str) -> None:
+    """What was kept under it would be worked, shown and pruned by whoever has the name."""
+    given = {"sources": {"preset": "n8n", "secret": "generate"}, "destinations": {"url": "https://example.com/x"}}[noun]
+    theirs = {"sources": f"in-{CANARY}", "destinations": f"stored-{CANARY}"}[noun]
+    assert (await tenants.ask(OTHER, "DELETE", f"/{noun}/{theirs}"))[0] == 200
+    for whose, account in ((MINE, {}), ("", {}), ("", {"account": MINE})):
+        status, text = await tenants.ask(whose, "POST", f"/{noun}", {"name": theirs, **given, **account})
+        assert (status, json.loads(text)["code"]) == (409, "exists"), (whose, account)
+        status, text = await tenants.ask(whose, "PUT", f"/{noun}/{theirs}", {**given, **account})
+        assert (status, json.loads(text)["code"]) == (409, "exists"), "and not `definition_changed`, for ever"
+    assert (await tenants.ask(OTHER, "POST", f"/{noun}", {"name": theirs, **given}))[0] == 201
+    status, _ = await tenants.ask(
+        MINE, "POST", f"/{noun}", {"name": "app" if noun == "sources" else "internal", **given}
+    )
+    assert status == 409, "nor does a customer get what was the server's own"
+
+
+async def test_nothing_is_delivered_to_a_destination_that_has_become_anothers(tenants: Tenants) -> None:
+    """An admin gives it to another account: what was planned for it before ends."""
+    given = {"name": "moved", "url": "https://127.0.0.1:9/x", "subscribe": "*", "retry": ["1h"]}
+    assert (await tenants.ask(MINE, "POST", "/destinations", given))[0] == 201
+    await tenants.inbox.emit("app", "mine42.moved", {"text": "mine42"}, account=MINE)
+    await tenants.inbox.drain()
+    (dead,) = (await tenants.inbox.admin.deliveries(Filter(destination="moved"))).items
+    assert dead.status is DeliveryStatus.dead, "a private address"
+    assert (await tenants.ask("", "PATCH", "/destinations/moved", {"account": OTHER}))[0] == 200
+    await tenants.inbox.admin.replay_one(dead.id, actor="ana")
+    await tenants.inbox.drain()
+    (dead,) = (await tenants.inbox.admin.deliveries(Filter(destination="moved"))).items
+    assert (dead.status, dead.last_error) == (DeliveryStatus.dead, "its destination is another account's now")
+
+
+async def test_a_plan_tells_nothing_of_destinations_that_are_not_the_viewers(tenants: Tenants) -> None:
+    secret = "https://127.0.0.1:9/path-of-the-server"
+    assert (await tenants.ask("", "POST", "/destinations", {"name": "own", "url": secret}))[0] == 201
+    assert (await tenants.ask("", "POST", "/routes", {"from": "app", "to": "own"}))[0] == 201
+    await tenants.inbox.emit("app", "mine42.own", {"text": "mine42"}, account=MINE)
+    await tenants.inbox.drain()
+    for whose, is_told in (("", True), (MINE, False)):
+        status, text = await tenants.ask(whose, "POST", "/replays/plan", {"query": "to:own"})
+        assert (status, json.loads(text)["total"]) == (200, 1), text
+        assert ("path-of-the-server" in text, json.loads(text)["recipients"][0]["failing"]) == (is_told, is_told)
+
+
+async def test_a_choice_that_contradicts_its_query_is_refused(tenants: Tenants) -> None:
+    ids = [str(DeliveryId.of(new_id(), 1)) for _ in range(3)]
+    for choice in (
+        {"query": "to:a OR to:b", "destination": "internal"},
+        {"query": f"id:{ids[0]} OR id:{ids[1]}", "ids": [ids[2]]},
+    ):
+        for path in ("/replays/plan", "/replays"):
+            assert (await tenants.ask("", "POST", path, choice))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "setting"),
+    [
+        ("/sources", {"preset": "n8n", "secret": "generate", "max_body": "10GB"}, "max_body"),
+        ("/sources", {"preset": "n8n", "secret": "generate", "budget": "10m"}, "budget"),
+        ("/destinations", {"url": "https://example.com/x", "concurrency": 10000}, "concurrency"),
+        ("/destinations", {"url": "https://example.com/x", "timeout": "30d"}, "timeout"),
+    ],
+)
+async def test_a_customer_takes_no_more_than_its_part_of_what_all_share(
+    tenants: Tenants, path: str, given: dict[str, Any], setting: str
+) -> None:
+    status, text = await tenants.ask(MINE, "POST", path, {"name": "greedy", **given})
+    assert (status, [one["setting"] for one in json.loads(text)["errors"]]) == (422, [setting])
+    assert (await tenants.ask("", "POST", path, {"name": "greedy", **given, "account": MINE}))[0] == 201
+
+
+async def test_one_customer_leaves_places_for_others_who_watch(tenants: Tenants) -> None:
+    mine = Scope(accounts=frozenset({MINE}))
+    for _ in range(OF_ONE):
+        tenants.stream.join(mine)
+    with pytest.raises(TooManyWatchers):
+        tenants.stream.join(mine)
+    for n in range(OF_CUSTOMERS - OF_ONE):
+        tenants.stream.join(Scope(accounts=frozenset({f"other-{n}"})))
+    with pytest.raises(TooManyWatchers):
+        tenants.stream.join(Scope(accounts=frozenset({OTHER})))
+    tenants.stream.join()
+
+
+async def test_headers_of_a_destination_are_secrets(tenants: Tenants) -> None:
+    given = {"name": "keyed-out", "url": "https://example.com/x", "headers": {"X-Functions-Key": "a-key-of-theirs"}}
+    assert (await tenants.ask("", "POST", "/destinations", given))[0] == 201
+    for path in ("/destinations", "/destinations/keyed-out", "/audit"):
+        status, text = await tenants.ask("", "GET", path)
+        assert (status, "a-key-of-theirs" in text) == (200, False)
+
+
+async def test_metrics_of_the_whole_inbox_are_not_for_customers(tenants: Tenants) -> None:
+    holders = [TokenConfig(name="of 42", role="admin", token=token_of(MINE), accounts=(MINE,))]
+    app = Starlette(routes=[metrics_route(tenants.inbox.metrics, Access(token_of(""), holders))])
+    for whose, status in ((MINE, 403), ("", 200)):
+        headers = {"Host": "inbox.example", "Authorization": f"Bearer {TOKENS[whose]}"}
+        answer = await call(app, "GET", "/metrics", b"", headers, "203.0.113.7")
+        assert (answer.status, b"oncehook_" in answer.body) == (status, status == 200)
+
+
+async def test_a_stream_ends_with_the_token_that_opened_it(tenants: Tenants) -> None:
+    soon = clock.now_utc() + timedelta(hours=1)
+    who = Identity("of 42", Role.viewer, accounts=frozenset({MINE}), expires=soon)
+    watcher = tenants.stream.join(who.scope)
+    seen = watch_while_valid(tenants.stream, watcher, who)
+    assert (await anext(seen)).startswith(b"retry")
+    clock.forward(3601)
+    try:
+        await tenants.inbox.emit("app", "mine42.late", {}, account=MINE)
+        with pytest.raises(StopAsyncIteration):
+            await anext(seen)
+    finally:
+        clock.forward(-3601)
+
+
+async def test_looking_at_a_destination_whose_key_is_rotated_leaves_nothing_behind(tenants: Tenants) -> None:
+    status, _ = await tenants.ask(MINE, "POST", "/destinations/stored-mine42/rotate", {"overlap": "1h"})
+    assert status == 200
+    before = len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+    for _ in range(50):
+        await tenants.ask(MINE, "POST", "/replays/plan", {"query": "to:stored-mine42", "force": True})
+        await tenants.inbox.definitions.find_destinations(["stored-mine42"])
+    assert len(asyncio.get_running_loop()._scheduled) < before + 25  # type: ignore[attr-defined]

@@ -405,6 +405,31 @@ async def test_an_alias_that_moves_under_traffic(pair: tuple[Served, Served]) ->
     assert (await first.inbox.define.accounts.get("42")).aliases == []
 
 
+async def test_a_secret_that_was_read_before_its_rotation_is_not_kept(
+    pair: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An arrival waits for its account while the secret is rotated: from then on the old one opens nothing."""
+    served, _ = pair
+    made = await served.inbox.define.account("42", secrets={"shop": "generate"})
+    old = made.secrets["shop"]
+    find, began, goes_on = served.inbox.store.find_accounts, asyncio.Event(), asyncio.Event()
+
+    async def find_slowly(names: Any) -> Any:
+        found = await find(names)
+        began.set()
+        await goes_on.wait()
+        return found
+
+    monkeypatch.setattr(served.inbox.store, "find_accounts", find_slowly)
+    waiting = asyncio.create_task(served.post("/in/shop/42", {"id": "1"}, old))
+    await began.wait()
+    monkeypatch.undo()
+    new = (await served.inbox.define.accounts.rotate("42", "shop", overlap=0)).secrets["shop"]
+    goes_on.set()
+    assert (await waiting).status == 401
+    assert [(await served.post("/in/shop/42", {"id": "2"}, secret)).status for secret in (old, new)] == [401, 200]
+
+
 async def test_two_who_claim_a_name_at_once_have_one_winner(pair: tuple[Served, Served]) -> None:
     async def claim(served: Served, account: str) -> bool:
         try:

@@ -676,6 +676,17 @@ def test_prune_removes_what_is_finished_and_nothing_else(admin: Admin) -> None:
     assert admin.stand() == {"dead": "dead"}
 
 
+def test_prune_keeps_what_a_stored_source_keeps(admin: Admin) -> None:
+    """A source that was made while the server ran says how long its events are kept; the file says nothing of it."""
+    admin.good("sources", "create", "kept", "verify=none", "keep_events=90d")
+    admin.good("send", "kept", "--to", f"http://127.0.0.1:{admin.receiver.port}")
+    admin.receiver.stop()
+    settings = admin.receiver.folder / "oncehook.toml"
+    settings.write_text(settings.read_text() + '\n[retention]\nkeep_events = "1s"\n')
+    time.sleep(1.1)
+    assert admin.good("db", "prune", "--json").json["events"] == 0
+
+
 # -- documents ---------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()

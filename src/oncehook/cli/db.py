@@ -134,6 +134,7 @@ def prune(config_file: Path | None, app: str | None, as_json: bool) -> int:
 
 async def _prune(config: Config) -> Pruned:
     from oncehook.model import Pruned
+    from oncehook.settings.stored import read_keep_events
 
     async with _open_store(config, migrate=False, reads_payloads=config.archive is not None) as store:
         ids = await store.register_names((), ())
@@ -142,6 +143,7 @@ async def _prune(config: Config) -> Pruned:
             for name, source in config.source.items()
             if source.keep_events is not None and name in ids.sources
         }
+        keep |= read_keep_events(await store.find_kept_sources())
         removed, only = Pruned(), None
         with Progress("pruning", unit="events") as bar:
             if config.archive is not None:

@@ -10,7 +10,7 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,7 @@ from oncehook import clock
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.event_address import is_event_address
 from oncehook.errors import ConfigError, Forbidden, InvalidSettings, SecretKeyMissing, Undecryptable
+from oncehook.human import seconds
 from oncehook.model import Noun, StoredDefinition
 from oncehook.private import open_private
 from oncehook.routes import Route, subscription_routes
@@ -29,7 +30,7 @@ from oncehook.settings import build
 from oncehook.settings.check import check_destination, check_surroundings, find_gaps, find_kinds, is_unverified
 from oncehook.settings.read import Problem, Settings, SettingsReader, label, program_reader
 from oncehook.settings.tables import DestinationSettings, RouteTable, SourceSettings, TermSettings
-from oncehook.settings.values import NAME, NAME_FORM, TELLING
+from oncehook.settings.values import NAME, NAME_FORM
 from oncehook.sources import Source, scheme_of
 from oncehook.store.cipher import Cipher, read_key
 from oncehook.verify.development import development_keys
@@ -201,6 +202,13 @@ def _check_data(noun: Noun, name: str, given: Mapping[str, Any]) -> None:
         raise InvalidSettings([{"setting": key, "error": f"{key} cannot be stored", "hint": hint} for key in wrong])
 
 
+MOST_OF_ACCOUNTS: Final[Mapping[Noun, Mapping[str, tuple[float, str]]]] = {
+    Noun.source: {"max_body": (16 << 20, "16MiB"), "budget": (30.0, "30s")},
+    Noun.destination: {"concurrency": (50, "50"), "timeout": (60.0, "60s"), "lease": (600.0, "10m")},
+}
+"""The most that whoever is limited to one account may ask of what all share, as a number and as it is written."""
+
+
 def _is_data(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_data(one) for key, one in value.items())
@@ -217,6 +225,11 @@ def _read(
     read: Settings = reader.read(TABLES[noun], given, path)
     if is_scoped and read is not None:
         check_scope(find_privileged(noun, read, reader))
+        for key, (most, shown) in MOST_OF_ACCOUNTS.get(noun, {}).items():
+            if (getattr(read, key, None) or 0) > most:
+                reader.note(
+                    (*path, key), f"{key} is at most {shown} here; only an admin of the whole inbox may give more"
+                )
     if read is not None and not reader.problems:
         if noun is Noun.destination:
             check_destination(name, read, reader)
@@ -273,7 +286,7 @@ def _find_secret(noun: Noun, read: Settings, reader: SettingsReader) -> Iterator
     yield from (str(path[at]) for path, secret in reader.secrets if secret.kind == "program")
     if noun is Noun.source:
         yield "path"
-    if noun is Noun.destination and any(map(TELLING.search, read.headers)):
+    if noun is Noun.destination and read.headers:
         yield "headers"
 
 
@@ -375,6 +388,15 @@ def source_from(vault: Vault, definition: StoredDefinition) -> Source:
     made.id = definition.id
     made.generation = generation_of(definition)
     return made
+
+
+def read_keep_events(definitions: Iterable[StoredDefinition]) -> dict[int, float]:
+    """Return how long events of stored sources are kept, in seconds by source id, where they say it."""
+    kept = {}
+    for one in definitions:
+        with suppress(ConfigError):
+            kept[one.id] = seconds(show(one)["keep_events"])
+    return kept
 
 
 def generation_of(definition: StoredDefinition) -> str:

@@ -167,6 +167,11 @@ def name_taken(name: str, account: str) -> Exists:
     return Exists(f'"{name}" is another account\'s.', hint="An alias is moved with `move`; an id stays where it is.")
 
 
+def name_was_anothers(name: str) -> Exists:
+    """Build the refusal of a name under which something of another account, or of nobody's, may still be kept."""
+    return Exists(f'"{name}" was somebody else\'s, and what was kept under it is theirs.', hint="Choose another name.")
+
+
 def account_in_use(account: str, noun: str, name: str) -> InUse:
     """Build the refusal to delete an account that has definitions."""
     return InUse(f'Account {account} still has {noun} "{name}".', hint="Delete what is defined for it first.")

@@ -21,6 +21,10 @@ QUEUE: Final = 500
 """Moments that may wait for one watcher."""
 
 WATCHERS: Final = 100
+OF_CUSTOMERS: Final = 80
+"""Watchers who see a part of the inbox: they leave places for those who see all of it."""
+OF_ONE: Final = 10
+"""Watchers with the same limits: a customer's tabs and programs."""
 KEEP_ALIVE: Final = 15.0
 
 
@@ -43,14 +47,14 @@ class NotLive(Refused):
 class Watcher:
     def __init__(self, scope: Scope = EVERYTHING) -> None:
         """Watch what is in `scope`."""
-        self._scope = scope
+        self.scope = scope
         self.waiting: deque[bytes] = deque(maxlen=QUEUE)
         self.dropped = 0
         self.stir = asyncio.Event()
 
     def sees(self, source: object, account: object) -> bool:
         """Tell whether this watcher may see a moment of this source and account; None means a moment without one."""
-        return self._scope.sees(source, account)
+        return self.scope.sees(source, account)
 
     def offer(self, moment: bytes) -> None:
         """Add a moment, dropping the oldest one where the queue is full."""
@@ -96,7 +100,9 @@ class Broadcast:
 
     def join(self, scope: Scope = EVERYTHING) -> Watcher:
         """Return a new watcher of what is in `scope`. Raises TooManyWatchers. Call `leave` afterwards."""
-        if len(self._watchers) >= WATCHERS:
+        limited = [one.scope for one in self._watchers if one.scope.is_limited]
+        is_crowded = scope.is_limited and (len(limited) >= OF_CUSTOMERS or limited.count(scope) >= OF_ONE)
+        if is_crowded or len(self._watchers) >= WATCHERS:
             raise TooManyWatchers
         watcher = Watcher(scope)
         self._watchers.add(watcher)

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from oncehook import clock
-from oncehook.errors import ConfigError, Refused, Unauthorized
+from oncehook.errors import ConfigError, Forbidden, Refused, Unauthorized
 from oncehook.inbox import Inbox
 from oncehook.ingest import is_direct
 from oncehook.model import Arrival
@@ -390,8 +390,12 @@ def metrics_route(metrics: Metrics, access: Access | None) -> Route:
 
     async def show(request: Request) -> Response:
         try:
-            if access is not None and not access.is_local(request) and await access.of(request) is None:
-                raise Unauthorized(hint="Send the token of a viewer, or set admin_bind and ask there.")
+            if access is not None and not access.is_local(request):
+                identity = await access.of(request)
+                if identity is None:
+                    raise Unauthorized(hint="Send the token of a viewer, or set admin_bind and ask there.")
+                if identity.scope.is_limited:
+                    raise Forbidden("Metrics are of the whole inbox, and this token sees a part of it.")
         except Refused as error:
             from oncehook.web import api
 

@@ -17,7 +17,14 @@ import psycopg
 from oncehook import clock, faults
 from oncehook.errors import Exists, InUse, StoreError
 from oncehook.model import DefinitionChange, DefinitionChanges, DefinitionWrite, Id, Noun, StoredDefinition
-from oncehook.store.base import MOST_CHANGES, StoreObserver, account_in_use, check_expected, name_taken
+from oncehook.store.base import (
+    MOST_CHANGES,
+    StoreObserver,
+    account_in_use,
+    check_expected,
+    name_taken,
+    name_was_anothers,
+)
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.admin import close_deliveries
 from oncehook.store.postgres.connection import (
@@ -100,17 +107,17 @@ SELECT name FROM definitions WHERE NOT deleted AND noun = 'route'
 """
 _SOURCE_ID: Final = """
 WITH new AS (                            -- an id is not used up by a name that has one
-  INSERT INTO sources (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM sources WHERE name = $1)
-  ON CONFLICT DO NOTHING RETURNING id
+  INSERT INTO sources (name, account) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM sources WHERE name = $1)
+  ON CONFLICT DO NOTHING RETURNING id, account
 )
-SELECT id FROM new UNION ALL SELECT id FROM sources WHERE name = $1
+SELECT id, account FROM new UNION ALL SELECT id, account FROM sources WHERE name = $1
 """
 _DESTINATION_ID: Final = """
 WITH new AS (                            -- an id is not used up by a name that has one
-  INSERT INTO destinations (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM destinations WHERE name = $1)
-  ON CONFLICT DO NOTHING RETURNING id
+  INSERT INTO destinations (name, account) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM destinations WHERE name = $1)
+  ON CONFLICT DO NOTHING RETURNING id, account
 )
-SELECT id FROM new UNION ALL SELECT id FROM destinations WHERE name = $1
+SELECT id, account FROM new UNION ALL SELECT id, account FROM destinations WHERE name = $1
 """
 _WAITING: Final = "SELECT EXISTS (SELECT FROM heads WHERE destination_id = $1)"
 _NOTIFY: Final = "SELECT pg_notify($1, '')"
@@ -238,7 +245,7 @@ class PostgresDefinitions(StorePart):
         else:
             if write.noun is Noun.account:
                 version = await self._name(connection, write, version)
-            id_ = 0 if write.noun is Noun.account else await self._id_of(connection, write)
+            id_ = 0 if write.noun is Noun.account else await self._id_of(connection, write, is_new=not found)
             await connection.execute(_LARGEST, [write.largest_body])
             address = None if write.address is None else Id(write.address)
             ends = [address, write.source, write.destination]
@@ -263,13 +270,22 @@ class PostgresDefinitions(StorePart):
         await connection.execute(_UNNAME, [write.name, names])
         return version
 
-    async def _id_of(self, connection: Connection, write: DefinitionWrite) -> int:
+    async def _id_of(self, connection: Connection, write: DefinitionWrite, *, is_new: bool) -> int:
+        """Return the id of the definition's name, or of a route's destination; register the name where it is new.
+
+        Raises Exists for a new definition under a name that was another account's.
+        """
+        if write.noun is Noun.route:
+            id_, _ = await fetch_one(connection, _DESTINATION_ID, [write.destination, None])
+            return int(id_)
+        statement, table = (_SOURCE_ID, "sources") if write.noun is Noun.source else (_DESTINATION_ID, "destinations")
+        id_, owner = await fetch_one(connection, statement, [write.name, write.account])
+        if owner != write.account:
+            if is_new:
+                raise name_was_anothers(write.name)
+            await connection.execute(f"UPDATE {table} SET account = $2 WHERE id = $1", [id_, write.account])
         if write.noun is Noun.source:
-            (id_,) = await fetch_one(connection, _SOURCE_ID, [write.name])
             self.source_names[id_] = write.name
-        else:
-            name = write.destination if write.noun is Noun.route else write.name
-            (id_,) = await fetch_one(connection, _DESTINATION_ID, [name])
         return int(id_)
 
     async def _delete(self, connection: Connection, write: DefinitionWrite, version: int) -> None:

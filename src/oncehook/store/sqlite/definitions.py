@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from oncehook.errors import Exists, InUse
 from oncehook.model import DefinitionChange, DefinitionChanges, DefinitionWrite, Noun, StoredDefinition
-from oncehook.store.base import MOST_CHANGES, account_in_use, check_expected, name_taken
+from oncehook.store.base import MOST_CHANGES, account_in_use, check_expected, name_taken, name_was_anothers
 from oncehook.store.sqlite.connection import Micros, clean_text, moment, write_audit
 
 _COLUMNS: Final = """
@@ -102,7 +102,7 @@ class Defining:
             return None
         if write.address is not None and self._connection.execute(_TAKEN, (write.address, write.name)).fetchone():
             raise Exists("Another source has this address.")
-        id_ = 0 if write.noun is Noun.account else self._id_of(write)
+        id_ = 0 if write.noun is Noun.account else self._id_of(write, is_new=before is None)
         if write.noun is Noun.account:
             self._name(write)
         version = self._raise()
@@ -116,16 +116,25 @@ class Defining:
         self._audit()
         return find_definitions(self._connection, write.noun, [write.name])[0]
 
-    def _id_of(self, write: DefinitionWrite) -> int:
-        """Return the id of the definition's name, or of a route's destination; register the name where it is new."""
-        if write.noun is Noun.source:
-            self._connection.execute("INSERT OR IGNORE INTO sources (name) VALUES (?)", (write.name,))
-            found = self._connection.execute("SELECT id FROM sources WHERE name = ?", (write.name,))
-        else:
-            name = write.destination if write.noun is Noun.route else write.name
-            self._connection.execute("INSERT OR IGNORE INTO destinations (name) VALUES (?)", (name,))
-            found = self._connection.execute("SELECT id FROM destinations WHERE name = ?", (name,))
-        return int(found.fetchone()[0])
+    def _id_of(self, write: DefinitionWrite, *, is_new: bool) -> int:
+        """Return the id of the definition's name, or of a route's destination; register the name where it is new.
+
+        Raises Exists for a new definition under a name that was another account's.
+        """
+        table = "sources" if write.noun is Noun.source else "destinations"
+        if write.noun is Noun.route:
+            self._connection.execute("INSERT OR IGNORE INTO destinations (name) VALUES (?)", (write.destination,))
+            found = self._connection.execute("SELECT id FROM destinations WHERE name = ?", (write.destination,))
+            return int(found.fetchone()[0])
+        owned = (write.name, write.account)
+        self._connection.execute(f"INSERT OR IGNORE INTO {table} (name, account) VALUES (?, ?)", owned)
+        found = self._connection.execute(f"SELECT id, account FROM {table} WHERE name = ?", (write.name,))
+        id_, owner = found.fetchone()
+        if owner != write.account:
+            if is_new:
+                raise name_was_anothers(write.name)
+            self._connection.execute(f"UPDATE {table} SET account = ? WHERE id = ?", (write.account, id_))
+        return int(id_)
 
     def _delete(self, before: StoredDefinition) -> None:
         is_waited_for = before.noun is Noun.destination and self._write.unless_waiting

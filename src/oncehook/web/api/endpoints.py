@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -48,7 +48,7 @@ from oncehook.web.api.request import (
     next_definition,
     rate,
 )
-from oncehook.web.auth import Role
+from oncehook.web.auth import Identity, Role
 from oncehook.web.live import Broadcast, Watcher
 
 _SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an ISO time.')
@@ -770,8 +770,9 @@ async def erase(call: ApiCall) -> Any:
 class _Watching(StreamingResponse):
     """A stream whose watcher is removed at its end, even if the client was gone before it began."""
 
-    def __init__(self, stream: Broadcast, watcher: Watcher) -> None:
-        super().__init__(stream.watch(watcher), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    def __init__(self, stream: Broadcast, watcher: Watcher, identity: Identity) -> None:
+        pieces = watch_while_valid(stream, watcher, identity)
+        super().__init__(pieces, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._stream, self._watcher = stream, watcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -781,11 +782,19 @@ class _Watching(StreamingResponse):
             self._stream.leave(self._watcher)
 
 
+async def watch_while_valid(stream: Broadcast, watcher: Watcher, identity: Identity) -> AsyncIterator[bytes]:
+    """Yield what happens until the watcher's token expires."""
+    async for piece in stream.watch(watcher):
+        if identity.has_expired:
+            return
+        yield piece
+
+
 @get("/stream", None, "What happens, as it happens.", media="text/event-stream", refusals=(429,))
 async def watch(call: ApiCall) -> Response:
     if call.request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    return _Watching(call.stream, call.stream.join(call.admin.scope))
+    return _Watching(call.stream, call.stream.join(call.admin.scope), call.identity)
 
 
 # -- lists ------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 -- `uuid` holds ids and hashes alike: 16 bytes, no header, fast to compare. No foreign keys: keys outlive events, a
 -- delivery's event is in its id, and `doctor` checks what they would check.
 
-CREATE TABLE sources (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE);
-CREATE TABLE destinations (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE);
+-- Names, once and for all: what was kept under one refers to its id. `account`: whose name it is, also when what it
+-- stood for is deleted; nobody else gets it, and with it what is kept (S32).
+CREATE TABLE sources (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, account text);
+CREATE TABLE destinations (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, account text);
 
 -- What makes two arrivals the same event. A table of its own, so that events can be pruned while their keys are still
 -- remembered (R20).

@@ -2,8 +2,10 @@
 -- Times are microseconds since 1970, ids and hashes 16 bytes (see `model.Id`). No foreign keys: keys outlive events, a
 -- delivery's event is in its id, and `doctor` checks what they would check.
 
-CREATE TABLE sources (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE destinations (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+-- Names, once and for all: what was kept under one refers to its id. `account`: whose name it is, also when what it
+-- stood for is deleted; nobody else gets it, and with it what is kept (S32).
+CREATE TABLE sources (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, account TEXT);
+CREATE TABLE destinations (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, account TEXT);
 
 -- What makes two arrivals the same event. A table of its own, so that events can be pruned while their keys are still
 -- remembered (R20). A rowid table: the random part is then a narrow index.
