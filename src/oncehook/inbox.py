@@ -551,6 +551,8 @@ class Inbox:
         self._parts.subscriptions = Subscriptions(chain.from_iterable(subscribed))
         self._parts.routes_counted = len(self.routes)
         self.observer.destination_ids = {one.name: one.id for one in self.destinations.values()}
+        for source in self.sources.values():
+            source.keep_keys_for(self.retention.keep_keys)
         self.observer.source_ids = {one.name: one.id for one in self.sources.values()}
         self.observer.volumes = {
             one.name: (one.id, one.volume) for one in self.sources.values() if one.volume is not None
@@ -654,6 +656,7 @@ class Inbox:
             parts.starting = asyncio.get_running_loop().create_task(self._start_worker(worker))
 
     def note_source(self, source: Source) -> None:
+        source.keep_keys_for(self.retention.keep_keys)
         self.observer.source_ids[source.name] = source.id
         if source.volume is not None:
             self.observer.volumes[source.name] = (source.id, source.volume)

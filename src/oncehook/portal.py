@@ -48,6 +48,7 @@ class PortalLink(msgspec.Struct, frozen=True):
     nonce: str
     name: str = ""
     """The person, for the audit log."""
+    made_at: float = 0.0
 
     @property
     def actor(self) -> str:
@@ -64,7 +65,8 @@ def make_link(vault: Vault, account: str | int, name: str = "", expires: str | f
         raise BadRequest(str(error), hint=error.hint) from None
     if not 0 < valid_for <= LONGEST_LINK:
         raise BadRequest(f"A link is valid for {show_span(LONGEST_LINK)} at most.", hint='Write for example "10m".')
-    link = PortalLink(id_, clock.now() + valid_for, clock.random_bytes(16).hex(), flatten_text(name, LONGEST_NAME))
+    now, nonce = clock.now(), clock.random_bytes(16).hex()
+    link = PortalLink(id_, now + valid_for, nonce, flatten_text(name, LONGEST_NAME), now)
     said = msgspec.json.encode(link)
     signed = hmac.digest(vault.derive_keys(PURPOSE)[0], said, "sha256")
     return "/portal/enter?" + urlencode({"link": f"{_encode(said)}.{_encode(signed)}"})

@@ -206,6 +206,7 @@ class Source:
             **{**vars(PLAIN.settings), **vars(self.base.settings), **vars(given)}
         )
         """Settings of `[source.NAME]`, then those of the preset, then the defaults."""
+        self._says_keep_keys = "keep_keys" in {**vars(given), **(vars(self.preset.settings) if self.preset else {})}
         self.path: str = self.settings.path or name
         """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
         self.scheme = scheme_of(given)
@@ -305,6 +306,13 @@ class Source:
         """accept | reject | body_hash"""
         self.missing_keep: float = human.seconds(window) if window else settings.keep_keys
         """Seconds for which a key made of the body's hash is remembered."""
+
+    def keep_keys_for(self, seconds: float | None) -> None:
+        """Remember keys for so long, where neither the settings nor the preset of this source say it."""
+        if seconds is not None and not self._says_keep_keys:
+            self.settings.keep_keys = seconds
+            if ":" not in self.settings.on_missing_key:
+                self.missing_keep = seconds
 
     def _compile_trust(self, given: Settings) -> None:
         preset = self.preset if given.verify is None else None

@@ -73,6 +73,20 @@ def test_a_verifier_of_ones_own_replaces_that_of_the_preset() -> None:
 # -- settings over preset over defaults --------------------------------------------------------
 
 
+def test_keys_are_remembered_as_the_retention_says_where_nothing_else_does() -> None:
+    said, unsaid, preset = (
+        build("a", verify=HMAC, secret=[b"s"], keep_keys="5d"),
+        build("b", verify="none"),
+        build("c", preset="stripe", secret=b"whsec_0123456789"),
+    )
+    for source in (said, unsaid, preset):
+        source.keep_keys_for(3 * 86400.0)
+    assert [one.settings.keep_keys / 86400 for one in (said, unsaid, preset)] == [5, 3, 62]
+    assert unsaid.missing_keep == 3 * 86400
+    unsaid.keep_keys_for(None)
+    assert unsaid.settings.keep_keys == 3 * 86400
+
+
 def test_defaults() -> None:
     source = build("orders", verify=HMAC, secret=[b"s"])
     assert (source.settings.max_body, BUDGET, source.settings.keep_keys) == (1 << 20, 0.8, 30 * 86400)

@@ -736,6 +736,9 @@ class ReadStore(Protocol):
     async def aliases_of(self, accounts: Collection[str]) -> dict[str, list[str]]:
         """Return the aliases of these accounts, sorted; accounts without one are left out."""
 
+    async def was_deleted(self, noun: Noun, name: str) -> bool:
+        """Tell whether a definition was deleted within the last day, and not made again."""
+
     async def find_kept_sources(self) -> list[StoredDefinition]:
         """Return the sources that say themselves how long finished events are kept."""
 

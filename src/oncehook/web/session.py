@@ -78,9 +78,12 @@ class DashboardSessions:
         await self._store.begin_session(session, portal.SESSION_SECONDS, MOST_CUSTOMERS)
         return name
 
-    async def is_disabled(self, account: str) -> bool:
-        """Tell whether an account is stored and disabled."""
-        return any(not one.is_enabled for one in await self._store.find_definitions(Noun.account, [account]))
+    async def is_closed(self, link: PortalLink) -> bool:
+        """Tell whether a link's account is disabled, was deleted, or was made anew since: a link is not for who has its
+        name later."""
+        for found in await self._store.find_definitions(Noun.account, [link.account]):
+            return not found.is_enabled or found.created_at.timestamp() > link.made_at + _CLOCKS_APART
+        return await self._store.was_deleted(Noun.account, link.account)
 
     async def of(self, name: str) -> StoredSession | None:
         return await self._store.get_session(hash_of(name))
@@ -94,6 +97,8 @@ LONGEST_PASSWORD: Final = 4096
 MOST_CUSTOMERS: Final = 10_000
 """Sessions of customers that are kept; beyond that, the oldest end."""
 _SKEW: Final = 3600.0
+_CLOCKS_APART: Final = 60.0
+"""Seconds that the clock of whoever makes a link may be behind the store's."""
 
 
 class Auth:
@@ -342,7 +347,7 @@ class PortalAuth(Auth):
         """
         assert self._sessions is not None
         link, key = portal.read_link(self._vault, text)
-        if await self._sessions.is_disabled(link.account):
+        if await self._sessions.is_closed(link):
             raise LinkRefused
         before = await self.of(request)
         name = await self._sessions.begin_portal(link, key)

@@ -76,6 +76,7 @@ _LIST: Final = _COLUMNS + " AND d.noun = $1 AND d.name > $2 ORDER BY d.name LIMI
 _LIST_OF: Final = (
     _COLUMNS + " AND d.account IS NOT NULL AND d.account = $4 AND d.noun = $1 AND d.name > $2 ORDER BY d.name LIMIT $3"
 )
+_DELETED: Final = "SELECT 1 FROM definitions WHERE noun = $1 AND name = $2 AND deleted"
 _KEPT: Final = _COLUMNS + """ AND d.noun = 'source' AND d.settings LIKE '%"keep_events"%'"""
 STATE: Final = """
 SELECT (SELECT value FROM marks WHERE name = 'definitions'), (SELECT value FROM marks WHERE name = 'largest_body')
@@ -361,6 +362,10 @@ class PostgresDefinitions(StorePart):
         for account, name in rows:
             found.setdefault(account, []).append(name)
         return found
+
+    async def was_deleted(self, noun: Noun, name: str) -> bool:
+        async with self.connection() as connection:
+            return bool(await fetch_all(connection, _DELETED, [noun.value, clean_text(name)]))
 
     async def find_kept_sources(self) -> list[StoredDefinition]:
         return await self._ask_definitions(_KEPT, [])

@@ -62,6 +62,7 @@ _WAITING: Final = "SELECT 1 FROM heads WHERE destination_id = ? LIMIT 1"
 _TAKEN: Final = """
 SELECT 1 FROM definitions WHERE address IS NOT NULL AND NOT deleted AND address = ?1 AND name <> ?2
 """
+_DELETED: Final = "SELECT 1 FROM definitions WHERE noun = ? AND name = ? AND deleted"
 _FORGET: Final = "DELETE FROM definitions WHERE deleted AND changed_at < ?1"
 
 
@@ -225,6 +226,10 @@ def aliases_of(connection: sqlite3.Connection, accounts: Collection[str]) -> dic
     for account, name in connection.execute(_ALIASES, (_list(accounts),)).fetchall():
         found.setdefault(account, []).append(name)
     return found
+
+
+def was_deleted(connection: sqlite3.Connection, noun: Noun, name: str) -> bool:
+    return connection.execute(_DELETED, (noun, clean_text(name))).fetchone() is not None
 
 
 def find_kept_sources(connection: sqlite3.Connection) -> list[StoredDefinition]:

@@ -998,6 +998,9 @@ class SqliteReader:
     async def aliases_of(self, accounts: Collection[str]) -> dict[str, list[str]]:
         return await self.read(lambda c: definitions.aliases_of(c, accounts))
 
+    async def was_deleted(self, noun: Noun, name: str) -> bool:
+        return await self.read(lambda connection: definitions.was_deleted(connection, noun, name))
+
     async def find_kept_sources(self) -> list[StoredDefinition]:
         return await self.read(definitions.find_kept_sources)
 
