@@ -313,7 +313,7 @@ ADVICE: Final = {
     "retry_later": "Raised by your handler: tried again by the policy, or after `after`.",
     "schema_too_new": "Upgrade this machine, or point it at another store.",
     "send_failed": "Its `reason` tells whether trying again helps.",
-    "signature_invalid": "Compare secrets and clocks; the log has the reason, the answer never does.",
+    "signature_invalid": "Compare secrets and clocks. `oncehook rejected` and the log have the reason, the answer never does.",
     "sign_in_failed": "Start again. The log names what was wrong with the provider's answer.",
     "steering": "A family; see the tree below.",
     "storage_failed": "Check the bucket's address, credentials and rights.",

@@ -7,18 +7,27 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.conftest import BUDGET
 
 from oncehook import presets
 from oncehook.cli import COMMANDS
 from oncehook.settings import load
 from oncehook.settings.describe import reference
+from oncehook.sources import PLAIN
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_page_of_settings_is_the_tables() -> None:
+def test_the_page_of_settings_is_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLAIN.settings, "budget", BUDGET)
     assert (ROOT / "docs/reference/settings.md").read_text() == reference(), "run: oncehook config reference"
+
+
+def test_the_page_of_settings_has_the_defaults_that_sources_share() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text().partition("## `[source.NAME]`")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
+    assert all(rows[name] for name in vars(PLAIN.settings))
 
 
 def test_every_preset_has_a_page_and_every_page_a_preset() -> None:

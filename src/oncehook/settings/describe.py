@@ -10,7 +10,7 @@ import msgspec
 from oncehook.destinations import registry
 from oncehook.settings import tables
 from oncehook.settings.read import Field, fields_of, further_table
-from oncehook.settings.values import NAME
+from oncehook.settings.values import NAME, Form
 
 _TABLES: tuple[tuple[str, type], ...] = (
     ("At the top", tables.Config),
@@ -37,7 +37,8 @@ In `oncehook.toml`, or under `[tool.oncehook]` in `pyproject.toml`; one file cou
 comes before the environment (`ONCEHOOK_STORE`, `ONCEHOOK_SERVER__PORT`), the environment before the file. Durations
 and sizes are words (`"15s"`, `"1h30m"`, `"1MiB"`); a secret is a reference: `{ env = "NAME" }`, `{ file = "path" }` or
 `{ credential = "name" }`. `oncehook config check` finds what is wrong, `oncehook config show` tells where each setting
-comes from, `oncehook config schema` prints a JSON Schema for editors. Unset source settings come from the preset.
+comes from, `oncehook config schema` prints a JSON Schema for editors. An unset setting of a source comes from its
+preset; the default below counts where the preset says nothing.
 
 Where an app is named (`serve app:inbox`, `worker app:inbox`, `config check app:inbox`, `doctor app:inbox`, `--app`),
 file and app are one inbox: sources, destinations and routes of both, and a route of one may lead to a destination of
@@ -82,18 +83,36 @@ def _table(title: str, kind: type) -> str:
 
 
 def _rows(kind: type) -> Iterator[str]:
+    defaults = _shared_defaults(kind)
     for name, field in fields_of(kind).items():
         if field.form is not None:
-            yield f"| `{name}` | {field.about} | {_default(field)} |"
+            about = f"{field.about}{_words(field.form)}"
+            yield f"| `{name}` | {about} | {_default(field, defaults.get(name, field.default))} |"
 
 
-def _default(field: Field) -> str:
+def _shared_defaults(kind: type) -> Mapping[str, Any]:
+    """Return the defaults that a table leaves to the code that uses it, by setting."""
+    from oncehook.sources import PLAIN  # which itself imports settings
+
+    return vars(PLAIN.settings) if kind is tables.SourceSettings else {}
+
+
+def _words(form: Form) -> str:
+    """Return a sentence with the words of a setting that takes nothing else."""
+    words = [_code(word) for word in form.schema.get("enum", ())]
+    return f" One of {', '.join(words)}." if len(words) > 1 else ""
+
+
+def _default(field: Field, default: Any) -> str:
     if field.required:
         return "must be said"
-    if field.default is None or field.default in ((), {}, []):
+    if default is None or default in ((), {}, []):
         return ""
-    shown = field.form.show(field.default) if field.form else field.default
-    return f"`{msgspec.json.encode(shown).decode()}`"
+    return _code(field.form.show(default) if field.form else default)
+
+
+def _code(value: object) -> str:
+    return f"`{msgspec.json.encode(value).decode()}`"
 
 
 # -- for editors -------------------------------------------------------------------------------

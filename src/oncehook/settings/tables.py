@@ -97,7 +97,9 @@ class SourceSettings(TypedDict, total=False):
     verify: Annotated[
         "Verify",
         values.VERIFY,
-        'How an arrival proves that it is genuine; of a list, any will do. "none" must be said by name.',
+        "How an arrival proves that it is genuine; of a list, any will do. Nothing is verified only where that is said "
+        'by name: `"none"` takes direct requests of this machine only, '
+        '`{ scheme = "none", confirm = "anyone may send" }` those of everybody.',
     ]
     secret: Annotated[
         SecretValue | Sequence[SecretValue],
@@ -115,7 +117,12 @@ class SourceSettings(TypedDict, total=False):
         'Whose an event is: "address" (/in/{source}/{account}), a place that holds an id or alias, or one id.',
     ]
     key: Annotated["Spec", values.KEY, "What makes two arrivals the same event: places, the first that is there."]
-    on_missing_key: Annotated[MissingKey, values.MISSING_KEY, "What to do with an arrival that has no key."]
+    on_missing_key: Annotated[
+        MissingKey,
+        values.MISSING_KEY,
+        'What to do with an arrival that has no key: `"accept"` it, as a new event each time; `"reject"` it; '
+        '`"body_hash"`: take the hash of its body for the key, or `"body_hash:10s"`: for that long only.',
+    ]
     on_conflict: Annotated[
         Literal["accept", "reject"], "How to answer a known key with another body.", Default("accept")
     ]
@@ -132,7 +139,7 @@ class SourceSettings(TypedDict, total=False):
     max_body: Annotated[str | int, values.SIZE, "The largest body that is taken."]
     budget: Annotated[Duration, values.DURATION, "How long a sender may wait for its answer."]
     keep_keys: Annotated[Duration, values.DURATION, "How long a key is remembered."]
-    keep_events: Annotated[Duration, values.DURATION, "How long finished events are kept."]
+    keep_events: Annotated[Duration, values.DURATION, "How long finished events are kept (default: retention's)."]
     revive_dead: Annotated[bool, "Whether a copy of a dead event brings it back."]
     ip_allow: Annotated[Networks, values.NETWORKS, "Networks that may send at all.", Default(())]
     media: Annotated[
