@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # settings and inbox import nearly everything: a command's --
 
 SHARED: Final = {"--app", "--config", "--server", "--token-env", "--json", "--wide", "--quiet", "--verbose"}
 """Options that mean the same everywhere: one variable sets them for every command."""
+WITHOUT_VARIABLES: Final = {("token",)}
+"""Commands whose own options have no variables: the token of `oncehook token accounts` is ONCEHOOK_TOKEN_ACCOUNTS."""
 
 config_option = click.option(
     "--config",
@@ -111,6 +113,8 @@ def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
         return  # --abort and the like are acts, not settings
     if option.envvar is None:
         longest = max(option.opts, key=len)
+        if longest not in SHARED and names in WITHOUT_VARIABLES:
+            return
         words = [] if longest in SHARED else list(names)
         option.envvar = "_".join(["ONCEHOOK", *words, longest.lstrip("-")]).upper().replace("-", "_")
 
