@@ -23,7 +23,7 @@ import click
 
 from oncehook.cli.options import address_of, app_option, build_setup, config_option, loopback, voice
 from oncehook.cli.output import say
-from oncehook.errors import ConfigError, StoreHeld
+from oncehook.errors import ConfigError, StoreHeld, Unauthorized
 from oncehook.human import suggest
 from oncehook.logs import plain
 
@@ -396,7 +396,7 @@ class Api:
         hint = str(problem.get("hint", ""))
         if listed := problem.get("errors"):  # of settings: each with its own remedy
             hint = "; ".join(f"{one['setting'] or 'settings'}: {one['hint']}" for one in listed if one["hint"])
-        if response.status == 401:
+        if response.status == 401 and hint == Unauthorized.hint:  # where a host's own login decides, no token helps
             hint = f"Put a token into {TOKEN_ENV}, or name the variable that holds one with --token-env."
         raise _failure(response.status)(str(problem["error"]), hint=hint)
 
