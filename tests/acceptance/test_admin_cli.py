@@ -330,6 +330,19 @@ def at_a_terminal(folder: Path, arguments: list[str], answer: str) -> tuple[int,
     return process.wait(), said
 
 
+def test_on_a_terminal_it_says_how_to_look_after_a_replay(here: Admin) -> None:
+    [event_id] = here.die("o1")
+    here.sink.status = 200
+    code, said = at_a_terminal(here.receiver.folder, ["replay", event_id], "y\n")
+    assert code == 0, said
+    [short] = re.findall(r"^  oncehook show (rpl_…\w+) says how it goes; replay --wait waits for it\r$", said, re.M)
+    shown = here.good("show", short, "--json").json["id"]
+    assert f"{shown}\r\n" in said
+    here.sink.status = 400
+    [other] = here.die("o2")
+    assert "oncehook show" not in here.good("replay", other, "--yes").err, "in a pipe it is not said"
+
+
 # -- dead letters, destinations, numbers -------------------------------------------------------
 
 
