@@ -335,7 +335,7 @@ def test_on_a_terminal_it_says_how_to_look_after_a_replay(here: Admin) -> None:
     here.sink.status = 200
     code, said = at_a_terminal(here.receiver.folder, ["replay", event_id], "y\n")
     assert code == 0, said
-    [short] = re.findall(r"^  oncehook show (rpl_…\w+) says how it goes; replay --wait waits for it\r$", said, re.M)
+    [short] = re.findall(r"\n  oncehook show (rpl_…\w+) says how it goes; replay --wait waits for it\r\n", said)
     shown = here.good("show", short, "--json").json["id"]
     assert f"{shown}\r\n" in said
     here.sink.status = 400

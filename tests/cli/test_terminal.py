@@ -508,9 +508,45 @@ def test_a_sentence_ends_with_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     words = "the plan of a replay or a finding of doctor is longer than this, with evt_0123456789abcdef0123456789 in it"
     label = click.style("warn  ", fg="yellow")
     assert output.sentence(words, label, "      ") == [label + words], "one line in a pipe"
-    monkeypatch.setattr(output, "room", lambda: 40)
+    monkeypatch.setattr(output, "room", lambda **_: 40)
     lines = output.sentence(words, label, "      ")
     assert lines[0] == f"{label}the plan of a replay or a finding"
     assert all(len(click.unstyle(line)) <= 40 for line in lines)
     assert " ".join(click.unstyle(line)[6:] for line in lines) == words
     assert output.sentence("", label) == [label]
+    steps = "Give every process the same one: export ONCEHOOK_SECRET_KEY=$(openssl rand -base64 32)"
+    assert steps.partition(": ")[2] in output.sentence(steps), "a command is copied as a whole"
+    assert "`oncehook db migrate --config oncehook.toml`." in output.sentence(
+        "There is something that runs it: `oncehook db migrate --config oncehook.toml`."
+    )
+
+
+def test_each_line_of_a_message_is_broken_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "a.toml:2: unknown key in [server]; did you mean host?\n  a.toml:5: another one that is rather long, too"
+    assert output.message(words, "oncehook: ") == [f"oncehook: {words}"], "as it is in a pipe"
+    monkeypatch.setattr(output, "room", lambda *, err=False: 40 if err else None)
+    assert output.message(words, "oncehook: ") == [
+        "oncehook: a.toml:2: unknown key in",
+        "          [server]; did you mean host?",
+        "  a.toml:5: another one that is rather",
+        "  long, too",
+    ]
+
+
+def test_errors_and_notes_are_broken_between_words(tmp_path: Path, begin: Begin) -> None:
+    """Also where stdout is a pipe: they are printed on stderr."""
+    (tmp_path / "oncehook.toml").write_text('[source.shop]\npreset = "stripe"\nbudget = "as long as the provider waits"')
+    with narrow_terminal() as (stream, shown):
+        command = [sys.executable, "-m", "oncehook", "serve"]
+        env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, cwd=tmp_path, env=env)
+        said = shown().replace("\r", "")
+    piped = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env).stderr
+    assert done.returncode == 2
+    assert max(map(len, piped.splitlines())) > 80 >= max(map(len, said.splitlines()))
+    assert said.split() == piped.split(), "no word is broken"
+    (tmp_path / "oncehook.toml").unlink()
+    served = begin(tmp_path, "serve", "--port", "0", terminal=True, COLUMNS="60")
+    served.wait_for("try ")
+    note = click.unstyle(served.out).replace("\r", "").partition("  note ")[2].splitlines()
+    assert note[:2] == ["      no oncehook.toml here: every preset under its", "             own name, from this machine only"]

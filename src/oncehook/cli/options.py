@@ -221,8 +221,11 @@ def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
 
 
 def warn(warnings: list[str] | tuple[str, ...]) -> None:
+    from oncehook.cli.output import message  # imports this module
+
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        for line in message(warning, "warning: "):
+            click.echo(line, err=True)
 
 
 def address_of(server: ServerConfig) -> str:

@@ -154,9 +154,16 @@ class TableColumn(NamedTuple):
     """Cut after all other columns, and in the middle: a cause ends with its place."""
 
 
-def room() -> int | None:
-    """Return the width that tables must fit; None where they are printed in full."""
-    return None if voice.wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+def room(*, err: bool = False) -> int | None:
+    """Return the width that tables on stdout, or messages on stderr, must fit; None where they are printed in full."""
+    stream = sys.stderr if err else sys.stdout
+    if voice.wide or not stream.isatty():
+        return None
+    try:  # of stderr, where stdout is no terminal
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((0, 0))
+    return shutil.get_terminal_size((size.columns or 80, size.lines or 24)).columns
 
 
 def table(
@@ -232,21 +239,44 @@ def fields(pairs: Mapping[str, str], indent: str = "") -> list[str]:
     return table((), [(click.style(name, dim=True), value) for name, value in pairs.items() if value], indent)
 
 
-def sentence(words: str, first: str = "", indent: str = "") -> list[str]:
-    """Break a sentence between words where the terminal ends: `first` begins it, `indent` its further lines."""
-    width = room()
+_COMMAND: Final = re.compile(r"`[^`]+`|(?:^|(?<=: ))(?:oncehook|export|openssl) .+?(?=[.;,]?$|[.;,] )")
+"""A command to be copied: in backticks, or by itself at the start or after a colon."""
+_KEPT_SPACE: Final = "\xa0"
+
+
+def sentence(words: str, first: str = "", indent: str = "", *, err: bool = False) -> list[str]:
+    """Break a sentence between words where the terminal ends: `first` begins it, `indent` its further lines.
+
+    A command to be copied stays whole. `err`: it is printed on stderr.
+    """
+    width = room(err=err)
     if width is None:
         return [first + words]
     start = _length(first)
     lines = textwrap.wrap(
-        words,
+        _COMMAND.sub(lambda found: found[0].replace(" ", _KEPT_SPACE), words),
         width,
         initial_indent=" " * start,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [first + lines[0][start:], *lines[1:]] if lines else [first]
+    if not lines:
+        return [first]
+    lines = [line.replace(_KEPT_SPACE, " ") for line in lines]
+    return [first + lines[0][start:], *lines[1:]]
+
+
+def message(words: str, first: str = "") -> list[str]:
+    """Break each line of a message on stderr between words; further lines begin below the words of the first."""
+    if room(err=True) is None:
+        return [first + words]
+    lines = []
+    for n, line in enumerate(words.split("\n")):
+        said = line.lstrip(" ")
+        lead = ("" if n else first) + " " * (len(line) - len(said))
+        lines += sentence(said, lead, " " * (len(lead) or len(first)), err=True)
+    return lines
 
 
 def join_columns(*parts: str) -> str:
