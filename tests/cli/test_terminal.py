@@ -28,7 +28,7 @@ from click.shell_completion import ShellComplete
 
 from oncehook.cli import cli, output, tail
 from oncehook.cli.api import Api, Failed, Where
-from oncehook.cli.browse import held_back, list_destinations
+from oncehook.cli.browse import held_back, list_dead, list_destinations
 from oncehook.cli.help import EXAMPLES
 from oncehook.cli.output import TableColumn, cut, table
 from oncehook.human import show_id
@@ -203,6 +203,57 @@ def test_the_cause_of_dead_letters_is_kept_before_other_columns(monkeypatch: pyt
     assert "LookupError: no address" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
     assert "…" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
     assert "(app.py:9)  dlv_…3a5d2c-1" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
+
+
+def test_a_header_is_whole_while_the_main_column_can_be_cut() -> None:
+    head = ("count", TableColumn("destination", 8), TableColumn("cause", 20, is_main=True), "sample")
+    rows = [("12", "crm", "LookupError: no address for 17 in the stock of today (app.py:9)", "dlv_…3a5d2c-1")]
+    for width in range(56, 80):
+        header, line = map(click.unstyle, table(head, rows, width=width))
+        assert header.split() == ["count", "destination", "cause", "sample"]
+        assert len(line) == width
+    header, line = map(click.unstyle, table(head, rows, width=52))
+    assert header.split() == ["count", "destina…", "cause", "sample"], "only where there is no room at all"
+
+
+def test_an_address_is_not_cut_to_a_stump_before_other_columns_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {
+        "name": "crm", "kind": "http", "address": "POST http://127.0.0.1:8000/hooks", "state": "ready", "failures": 0,
+        "paused_why": None, "pending": 0, "leased": 0, "dead": 0, "oldest_due": None, "retry": "standard",
+        "origin": "oncehook.toml",
+    }  # fmt: skip
+    api = Api(Where())
+    monkeypatch.setattr(api, "pages", lambda path: [found])
+    for width, gone in (
+        (90, {"origin"}),
+        (80, {"retry", "origin"}),
+        (70, {"kind", "retry", "origin"}),
+        (66, {"kind", "leased", "retry", "origin"}),
+    ):
+        monkeypatch.setattr(output, "room", lambda width=width: width)
+        list_destinations(api, as_json=False)
+        header, line = click.unstyle(capsys.readouterr().out).splitlines()
+        assert {"kind", "leased", "retry", "origin"} - set(header.split()) == gone, header
+        assert found["address"] in line
+
+
+def test_a_cause_is_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cause, address = "LookupError: " + "x" * 200, "POST https://crm.example/" + "y" * 100
+    now = "2026-11-18T10:00:00Z"
+    dead = {"count": 2, "destination": "crm", "cause": cause, "first_at": now, "last_at": now, "sample": "dlv_1"}
+    api = Api(Where())
+    monkeypatch.setattr(api, "get", lambda path, **_: {"items": [dead]})
+    list_dead(api, None, as_json=False)
+    assert cause in capsys.readouterr().out
+    found = {
+        "name": "crm", "kind": "http", "address": address, "state": "ready", "failures": 0, "paused_why": None,
+        "pending": 0, "leased": 0, "dead": 0, "oldest_due": None, "retry": "standard", "origin": "oncehook.toml",
+    }  # fmt: skip
+    monkeypatch.setattr(api, "pages", lambda path: [found])
+    list_destinations(api, as_json=False)
+    assert address in capsys.readouterr().out
 
 
 def test_why_a_destination_fails_is_not_cut(

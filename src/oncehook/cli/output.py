@@ -85,6 +85,11 @@ def text(value: object, widest: int = WIDEST) -> str:
     return shown if len(shown) <= widest else f"{shown[: widest - 1]}…"
 
 
+def cell(value: object, widest: int = WIDEST) -> str:
+    """Format untrusted text for a table: of limited length on a terminal, otherwise in full."""
+    return text(value, sys.maxsize if room() is None else widest)
+
+
 def moment(value: str | None) -> str:
     """Format the API's time as a query takes it: UTC, to the second."""
     return show_moment(datetime.fromisoformat(value), "seconds") if value else ""
@@ -150,8 +155,10 @@ class TableColumn(NamedTuple):
     """The width to which it may be cut; None: never cut."""
     spare: int = 0
     """Columns of a higher number are left out first; 0: never left out."""
+    comfortable: int = 0
+    """The width below which it is not cut before columns of a higher number are left out."""
     is_main: bool = False
-    """Cut after all other columns, and in the middle: a cause ends with its place."""
+    """Cut after all other columns, except below their headers, and in the middle: a cause ends with its place."""
 
 
 def room(*, err: bool = False) -> int | None:
@@ -190,15 +197,27 @@ def table(
 def _fit(columns: Sequence[TableColumn], widths: list[int], kept: list[int], limit: int) -> list[int]:
     """Return those columns that there is room for, and cut the widths of those that may be cut."""
     least = [width if one.least is None else min(one.least, width) for one, width in zip(columns, widths, strict=True)]
-    wanted = [width if one.is_main else small for one, width, small in zip(columns, widths, least, strict=True)]
+    # A header is cut only when the main column cannot be cut further.
+    headed = [
+        small if one.is_main else max(small, min(len(one.name), width))
+        for one, small, width in zip(columns, least, widths, strict=True)
+    ]
 
     def excess(sizes: Sequence[int]) -> int:
         return sum(sizes[n] for n in kept) + 2 * (len(kept) - 1) - limit
 
-    while excess(wanted) > 0 and any(columns[n].spare for n in kept):
+    def wanted() -> list[int]:
+        last = max((columns[n].spare for n in kept), default=0)
+        return [
+            width if one.is_main else max(small, min(one.comfortable, width)) if one.spare < last else small
+            for one, width, small in zip(columns, widths, headed, strict=True)
+        ]
+
+    while excess(wanted()) > 0 and any(columns[n].spare for n in kept):
         kept.remove(max(kept, key=lambda n: columns[n].spare))
-    while excess(widths) > 0 and (cuttable := [n for n in kept if widths[n] > least[n]]):
-        widths[max(cuttable, key=lambda n: (not columns[n].is_main, widths[n]))] -= 1
+    for smallest in (headed, least):
+        while excess(widths) > 0 and (cuttable := [n for n in kept if widths[n] > smallest[n]]):
+            widths[max(cuttable, key=lambda n: (not columns[n].is_main, widths[n]))] -= 1
     return kept
 
 
