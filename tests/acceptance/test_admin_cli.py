@@ -382,7 +382,7 @@ def test_pause_and_resume(admin: Admin) -> None:
     assert "ready" in admin.good("resume", "crm").out
     admin.wait_for("done", "o1")
     admin.die("o2")
-    assert "failing (1 failure in a row)" in admin.good("destinations").out
+    assert "failing (1 delivery failed)" in admin.good("destinations").out
     nobody = admin.run("pause", "crn")
     assert (nobody.code, nobody.out) == (1, "")
     assert 'Did you mean "crm"?' in nobody.err

@@ -269,7 +269,7 @@ def test_why_a_destination_fails_is_not_cut(
     monkeypatch.setattr(api, "pages", lambda path: [found])
     list_destinations(api, as_json=False)
     _, line = click.unstyle(capsys.readouterr().out).splitlines()
-    assert "failing (3 failures in a row)" in line
+    assert "failing (3 deliveries failed in a row)" in line
     assert len(line) <= 80
 
 

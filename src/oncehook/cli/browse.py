@@ -41,7 +41,7 @@ from oncehook.cli.output import (
     text,
     when,
 )
-from oncehook.human import count, show_duration, show_elapsed, show_id, show_moment, show_rate
+from oncehook.human import count, show_duration, show_elapsed, show_id, show_moment, show_rate, show_streak
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ def _destination_row(found: Mapping[str, Any]) -> list[str]:
 def destination_state(found: Mapping[str, Any]) -> str:
     """Print a destination's state, with the reason of a pause or the number of failures."""
     word = found["state"]
-    failures = f"{count(found['failures'], 'failure')} in a row"
+    failures = show_streak(found["failures"])
     notes = {"paused": text(found["paused_why"]), "held_back": failures, "failing": failures}
     return state(word.replace("_", " "), notes.get(word))
 
