@@ -227,8 +227,8 @@ class Bodies:
         where = "the store" if self.objects is None else self.objects.address
         if missing:
             hint = "Check `bodies` in the settings, or bring the objects back from a backup."
-            return [Check("bodies", False, f"{missing} of {found} large bodies are not at {where}", hint)]
-        return [Check("bodies", True, f"{found} large bodies are at {where}")]
+            return [Check("bodies", False, f"{missing:,} of {found:,} large bodies are not at {where}", hint)]
+        return [Check("bodies", True, f"{found:,} large bodies are at {where}")]
 
 
 def name_of(prefix: str, row: bytes, reference: Reference) -> str:

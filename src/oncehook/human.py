@@ -222,6 +222,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else _plural(noun)}"
 
 
+def show_streak(failures: int) -> str:
+    """Print what a breaker counts: different deliveries that failed since the last success."""
+    return f"{count(failures, 'delivery')} failed" + (" in a row" if failures > 1 else "")
+
+
 def _plural(noun: str) -> str:
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{noun[:-1]}ies"

@@ -15,7 +15,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import IO, Any, Final
 
@@ -76,12 +76,14 @@ _HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {
     "delivery_id", "again_in_s", "attempt", "run", "attempts", "final_status", "key", "worker",
 }  # fmt: skip
 """Fields that are not shown: the event's id finds its deliveries, and the rest is part of the sentence."""
+_FIRST: Final = ("reason", "code")
+"""Fields that are shown before all others."""
 _LONG: Final = ("key", "subject")
 """Fields of untrusted length, shortened so that a line fits the terminal."""
 
 
 _TRAFFIC: Final = frozenset({"arrival", "attempt", "delivery", "lease", "breaker", "replay"})
-"""Families of moments that a busy inbox repeats: one line each on a terminal, cut where there is no room."""
+"""Families of moments that a busy inbox repeats: one line each on a terminal, without what there is no room for."""
 _LEAST_ERROR: Final = 30
 """Columns below which an error is not cut in favour of the event's id."""
 
@@ -118,13 +120,15 @@ class _TextFormatter(logging.Formatter):
             if what and (short or not width):
                 what = f"{_short(what, 26):<26}"
             parts = [first[0], f"{moment:<17}", short, what, *to]
-        line = "  ".join(filter(None, [*parts, *_details(event)]))
+        line = "  ".join(filter(None, parts))
         if width and moment.partition(".")[0] in _TRAFFIC and "hint" not in event:
-            line = _cut(line, width).removesuffix("  …")
-        elif width:
-            line = textwrap.fill(
-                line, width, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False
-            )
+            line = _add_fitting(_cut(line, width).removesuffix("  …"), _details(event), width)
+        else:
+            line = "  ".join([line, *_details(event)])
+            if width:
+                line = textwrap.fill(
+                    line, width, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False
+                )
         line = line.replace(moment, self._paint(moment, event["level"]), 1)
         return "\n".join([line, *_indent(str(event.get("exception", "")))])
 
@@ -148,7 +152,20 @@ def _details(event: Mapping[str, Any]) -> list[str]:
     if "attempt" in event:
         parts += _attempt_words(event)
     hidden = _HIDDEN_OF_ATTEMPTS if "attempt" in event else _HIDDEN
-    return parts + [f"{k}={_field(k, v)}" for k, v in event.items() if k not in hidden and v]
+    names = sorted((name for name, value in event.items() if name not in hidden and value), key=_rank)
+    return parts + [f"{name}={_field(name, event[name])}" for name in names]
+
+
+def _rank(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+def _add_fitting(line: str, details: Iterable[str], width: int) -> str:
+    """Add those details that there is room for. One that would be cut is left out: half a value misleads."""
+    for one in details:
+        if len(line) + 2 + len(one) <= width:
+            line += f"  {one}"
+    return line.rstrip()
 
 
 def _field(name: str, value: object) -> str:

@@ -140,8 +140,16 @@ def read_arrival(rejection: Rejection) -> Arrival:
 def _diagnose_unknown(rejection: Rejection, sources: Mapping[str, Source]) -> str:
     names = [source.path for source in sources.values() if source.path == source.name]
     near = nearest(rejection.source, names)
-    hint = f"Did you mean /in/{near}?" if near else "Check the address at the provider."
-    return f"No source has the address /in/{rejection.source}. {hint}"
+    base = _read_base(rejection)
+    hint = f"Did you mean {base}{near}?" if near else "Check the address at the provider."
+    return f"No source has the address {base}{rejection.source}. {hint}"
+
+
+def _read_base(rejection: Rejection) -> str:
+    """Return what comes before the source in the address; `…/` where it was not kept: a mounted inbox has any base."""
+    path = read_arrival(rejection).path if rejection.head else ""
+    before, found, _ = f"{path}/".rpartition(f"/{rejection.source}/")
+    return f"{before}/" if found else "…/"
 
 
 def _diagnose_later(source: Source) -> str:

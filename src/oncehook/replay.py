@@ -111,7 +111,7 @@ class Recipient(msgspec.Struct, frozen=True):
         elif self.failed_before is not None:
             at = show_moment(self.failed_before, "seconds")
             found.append(f"{self.destination} failed last at {at}; its program was started since, and may be mended.")
-        elif self.failing:
+        elif self.failing and self.refused < self.count:  # `doomed` says the same of those that were refused
             unless = "unless that is mended, these may become dead letters again"
             found.append(f"{self.destination} failed its last attempts: {unless}.")
         if self.refused and self.kind != "gone" and self.failed_before is None:

@@ -251,12 +251,27 @@ def weakness(value: bytes, shortest: int) -> str:
     if len(value) < shortest:
         return f"is shorter than {shortest} characters"
     part = _part(value)
+    does_repeat = 2 * len(part) <= len(value)
+    if does_repeat and len(part) < shortest:
+        return "repeats itself"
     steps = [after - before for before, after in pairwise(part)]
-    runs = {n + 2 for n, (one, next_) in enumerate(pairwise(steps)) if one == next_ and one in (-1, 0, 1)}
-    counts = Counter(byte for n, byte in enumerate(part) if n not in runs)
-    bits = sum(count * math.log2(counts.total() / count) for count in counts.values())
+    runs = {n + 2: one for n, (one, next_) in enumerate(pairwise(steps)) if one == next_ and one in _RUNS}
     # Two bits per required character; random hexadecimal digits have three and more.
-    return "" if bits >= 2 * shortest else "repeats itself"
+    if _bits(byte for n, byte in enumerate(part) if n not in runs) >= 2 * shortest:
+        return ""
+    if does_repeat:
+        return "repeats itself"
+    is_varied = _bits(part) >= 2 * shortest
+    return _RUNS[Counter(runs.values()).most_common(1)[0][0]] if is_varied else "has few different characters"
+
+
+_RUNS: Final = {-1: "counts down", 0: "repeats itself", 1: "counts up"}
+
+
+def _bits(characters: Iterable[int]) -> float:
+    """Return the information in these characters, by how often each of them comes."""
+    counts = Counter(characters)
+    return sum(count * math.log2(counts.total() / count) for count in counts.values())
 
 
 def _part(value: bytes) -> bytes:

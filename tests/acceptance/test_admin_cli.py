@@ -330,6 +330,19 @@ def at_a_terminal(folder: Path, arguments: list[str], answer: str) -> tuple[int,
     return process.wait(), said
 
 
+def test_on_a_terminal_it_says_how_to_look_after_a_replay(here: Admin) -> None:
+    [event_id] = here.die("o1")
+    here.sink.status = 200
+    code, said = at_a_terminal(here.receiver.folder, ["replay", event_id], "y\n")
+    assert code == 0, said
+    [short] = re.findall(r"\n  oncehook show (rpl_…\w+) says how it goes; replay --wait waits for it\r\n", said)
+    shown = here.good("show", short, "--json").json["id"]
+    assert f"{shown}\r\n" in said
+    here.sink.status = 400
+    [other] = here.die("o2")
+    assert "oncehook show" not in here.good("replay", other, "--yes").err, "in a pipe it is not said"
+
+
 # -- dead letters, destinations, numbers -------------------------------------------------------
 
 
@@ -369,7 +382,7 @@ def test_pause_and_resume(admin: Admin) -> None:
     assert "ready" in admin.good("resume", "crm").out
     admin.wait_for("done", "o1")
     admin.die("o2")
-    assert "failing (1 failure in a row)" in admin.good("destinations").out
+    assert "failing (1 delivery failed)" in admin.good("destinations").out
     nobody = admin.run("pause", "crn")
     assert (nobody.code, nobody.out) == (1, "")
     assert 'Did you mean "crm"?' in nobody.err

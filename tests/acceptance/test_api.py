@@ -201,7 +201,7 @@ async def test_rejections_say_why_and_go_by_cursor(either: House) -> None:
     await either.store.record_rejections(made, {})
     page = await either.get("/rejections?limit=2", role="viewer")
     unknown, known = page["items"]
-    assert "Did you mean /in/orders?" in unknown["diagnosis"]
+    assert "Did you mean …/orders?" in unknown["diagnosis"]
     assert (unknown["headers"], unknown["body"]) == (None, None)
     assert "'sha256=' is expected" in known["diagnosis"]
     assert (known["source"], known["code"], known["reason"], known["peer"], known["size"]) == (

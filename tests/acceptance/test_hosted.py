@@ -123,7 +123,11 @@ async def test_the_api_is_mounted_with_the_dashboard_and_refuses_another_sites_c
         headers = {"sec-fetch-site": site}
         assert (await call(app, "POST", path, b"{}", headers, "203.0.113.7")).status == status
     nobody = in_the_name_of(inbox, None)
-    assert (await ask(nobody, "/api/v1/destinations")).status == 401
+    for path in ("/api/v1/destinations", "/api/v1/nothing"):
+        refused = await ask(nobody, path)
+        assert refused.status == 401
+        assert "own login decides" in refused.json["hint"]
+        assert "Authorization" not in refused.body.decode()
     assert await audit(inbox) == [("vera", "refused")]  # as a viewer; of another site's page it is not known who asks
 
 

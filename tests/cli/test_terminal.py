@@ -28,7 +28,7 @@ from click.shell_completion import ShellComplete
 
 from oncehook.cli import cli, output, tail
 from oncehook.cli.api import Api, Failed, Where
-from oncehook.cli.browse import held_back, list_destinations
+from oncehook.cli.browse import held_back, list_dead, list_destinations
 from oncehook.cli.help import EXAMPLES
 from oncehook.cli.output import TableColumn, cut, table
 from oncehook.human import show_id
@@ -205,6 +205,57 @@ def test_the_cause_of_dead_letters_is_kept_before_other_columns(monkeypatch: pyt
     assert "(app.py:9)  dlv_…3a5d2c-1" in row(f"{long[:-10]} of today, as it seems (app.py:9)")
 
 
+def test_a_header_is_whole_while_the_main_column_can_be_cut() -> None:
+    head = ("count", TableColumn("destination", 8), TableColumn("cause", 20, is_main=True), "sample")
+    rows = [("12", "crm", "LookupError: no address for 17 in the stock of today (app.py:9)", "dlv_…3a5d2c-1")]
+    for width in range(56, 80):
+        header, line = map(click.unstyle, table(head, rows, width=width))
+        assert header.split() == ["count", "destination", "cause", "sample"]
+        assert len(line) == width
+    header, line = map(click.unstyle, table(head, rows, width=52))
+    assert header.split() == ["count", "destina…", "cause", "sample"], "only where there is no room at all"
+
+
+def test_an_address_is_not_cut_to_a_stump_before_other_columns_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {
+        "name": "crm", "kind": "http", "address": "POST http://127.0.0.1:8000/hooks", "state": "ready", "failures": 0,
+        "paused_why": None, "pending": 0, "leased": 0, "dead": 0, "oldest_due": None, "retry": "standard",
+        "origin": "oncehook.toml",
+    }  # fmt: skip
+    api = Api(Where())
+    monkeypatch.setattr(api, "pages", lambda path: [found])
+    for width, gone in (
+        (90, {"origin"}),
+        (80, {"retry", "origin"}),
+        (70, {"kind", "retry", "origin"}),
+        (66, {"kind", "leased", "retry", "origin"}),
+    ):
+        monkeypatch.setattr(output, "room", lambda width=width: width)
+        list_destinations(api, as_json=False)
+        header, line = click.unstyle(capsys.readouterr().out).splitlines()
+        assert {"kind", "leased", "retry", "origin"} - set(header.split()) == gone, header
+        assert found["address"] in line
+
+
+def test_a_cause_is_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cause, address = "LookupError: " + "x" * 200, "POST https://crm.example/" + "y" * 100
+    now = "2026-11-18T10:00:00Z"
+    dead = {"count": 2, "destination": "crm", "cause": cause, "first_at": now, "last_at": now, "sample": "dlv_1"}
+    api = Api(Where())
+    monkeypatch.setattr(api, "get", lambda path, **_: {"items": [dead]})
+    list_dead(api, None, as_json=False)
+    assert cause in capsys.readouterr().out
+    found = {
+        "name": "crm", "kind": "http", "address": address, "state": "ready", "failures": 0, "paused_why": None,
+        "pending": 0, "leased": 0, "dead": 0, "oldest_due": None, "retry": "standard", "origin": "oncehook.toml",
+    }  # fmt: skip
+    monkeypatch.setattr(api, "pages", lambda path: [found])
+    list_destinations(api, as_json=False)
+    assert address in capsys.readouterr().out
+
+
 def test_why_a_destination_fails_is_not_cut(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,7 +269,7 @@ def test_why_a_destination_fails_is_not_cut(
     monkeypatch.setattr(api, "pages", lambda path: [found])
     list_destinations(api, as_json=False)
     _, line = click.unstyle(capsys.readouterr().out).splitlines()
-    assert "failing (3 failures in a row)" in line
+    assert "failing (3 deliveries failed in a row)" in line
     assert len(line) <= 80
 
 
@@ -279,7 +330,9 @@ def test_a_log_line_about_an_event_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         assert click.unstyle(shown()).strip().endswith(f"  {'x' * 30}…")
         for logger, moment, about, says in (
             ("arrival", "arrival.rejected", {"source": "stripe", "reason": "mismatch", "peer": "203.0.113.9",
-             "code": "signature_invalid", "size": 12345}, "stripe  reason=mismatch  peer=203.0.113.9"),
+             "code": "signature_invalid", "size": 12345}, "stripe  reason=mismatch  code=signature_invalid"),
+            ("arrival", "arrival.accepted", {**fields, "type": "checkout.session.completed", "size": 1},
+             "stripe checko…on.completed     4.0 ms"),
             ("replay", "replay.done", {"replay_id": str(ReplayId(new_id())), "state": "done", "planned": 12345,
              "done": 12345, "dead": 12345, "actor": "a" * 40}, "state=done  planned=12345  done=12345"),
             ("attempt", "breaker.opened", {"destination": "ship", "failures": 5,
@@ -289,6 +342,7 @@ def test_a_log_line_about_an_event_is_one_line(monkeypatch: pytest.MonkeyPatch) 
             line = click.unstyle(shown()).strip()
             assert says in line
             assert len(line) <= 80
+            assert not line.endswith("…"), "what does not fit is left out, not cut"
         logging.getLogger("oncehook.store").warning("store.full", extra={"fields": {"error": "e" * 200}})
         assert "e" * 200 in shown().replace("\r\n", ""), "a warning is never cut"
     with io.StringIO() as pipe:
@@ -508,9 +562,46 @@ def test_a_sentence_ends_with_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     words = "the plan of a replay or a finding of doctor is longer than this, with evt_0123456789abcdef0123456789 in it"
     label = click.style("warn  ", fg="yellow")
     assert output.sentence(words, label, "      ") == [label + words], "one line in a pipe"
-    monkeypatch.setattr(output, "room", lambda: 40)
+    monkeypatch.setattr(output, "room", lambda **_: 40)
     lines = output.sentence(words, label, "      ")
     assert lines[0] == f"{label}the plan of a replay or a finding"
     assert all(len(click.unstyle(line)) <= 40 for line in lines)
     assert " ".join(click.unstyle(line)[6:] for line in lines) == words
     assert output.sentence("", label) == [label]
+    steps = "Give every process the same one: export ONCEHOOK_SECRET_KEY=$(openssl rand -base64 32)"
+    assert steps.partition(": ")[2] in output.sentence(steps), "a command is copied as a whole"
+    assert "`oncehook db migrate --config oncehook.toml`." in output.sentence(
+        "There is something that runs it: `oncehook db migrate --config oncehook.toml`."
+    )
+
+
+def test_each_line_of_a_message_is_broken_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "a.toml:2: unknown key in [server]; did you mean host?\n  a.toml:5: another one that is rather long, too"
+    assert output.message(words, "oncehook: ") == [f"oncehook: {words}"], "as it is in a pipe"
+    monkeypatch.setattr(output, "room", lambda *, err=False: 40 if err else None)
+    assert output.message(words, "oncehook: ") == [
+        "oncehook: a.toml:2: unknown key in",
+        "          [server]; did you mean host?",
+        "  a.toml:5: another one that is rather",
+        "  long, too",
+    ]
+
+
+def test_errors_and_notes_are_broken_between_words(tmp_path: Path, begin: Begin) -> None:
+    """Also where stdout is a pipe: they are printed on stderr."""
+    (tmp_path / "oncehook.toml").write_text('[source.shop]\npreset = "stripe"\nbudget = "as long as they wait"')
+    with narrow_terminal() as (stream, shown):
+        command = [sys.executable, "-m", "oncehook", "serve"]
+        env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stream, cwd=tmp_path, env=env)
+        said = shown().replace("\r", "")
+    piped = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env).stderr
+    assert done.returncode == 2
+    assert max(map(len, piped.splitlines())) > 80 >= max(map(len, said.splitlines()))
+    assert said.split() == piped.split(), "no word is broken"
+    (tmp_path / "oncehook.toml").unlink()
+    served = begin(tmp_path, "serve", "--port", "0", terminal=True, COLUMNS="60")
+    served.wait_for("try ")
+    note = click.unstyle(served.out).replace("\r", "").partition("  note ")[2].splitlines()
+    assert note[0].strip() == "no oncehook.toml here: every preset under its"
+    assert note[1] == "             own name, from this machine only"

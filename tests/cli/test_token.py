@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from oncehook import clock
+from oncehook.cli import main
 from oncehook.cli.settings import token as command
 from oncehook.errors import ConfigError
 from oncehook.model import ROLES
@@ -32,6 +33,20 @@ def test_the_lines_let_the_token_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found is not None
     assert (found.name, found.role) == ("night shift", Role.operator)
     assert access.identify([(b"authorization", b"Bearer oht_0")], "203.0.113.1") is None
+
+
+def test_a_token_in_the_environment_is_no_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`oncehook token accounts` says to keep it in ONCEHOOK_TOKEN_ACCOUNTS."""
+    for name in ("ROLE", "EXPIRES", "SOURCES", "ACCOUNTS", "NO_PAYLOADS"):
+        monkeypatch.setenv(f"ONCEHOOK_TOKEN_{name}", "oht_x")
+    with pytest.raises(SystemExit) as end:
+        main(["token", "accounts", "--json"])
+    assert end.value.code == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made.keys() == {"name", "role", "token", "variable"}
+    assert made["role"] == "viewer"
 
 
 def test_every_role_has_its_rank() -> None:

@@ -216,10 +216,11 @@ def test_a_destination_that_is_held_back_says_until_when_and_can_be_tried(own_ho
     expect(page.locator("[data-live-word]")).to_have_text("connected")
     for n in range(10):  # of different customers: those of one wait for each other
         invoice(own_house, n)
-    expect(page.locator("[data-feed]")).to_contain_text("10 failures in a row: nothing is sent until")
+    expect(page.locator("[data-feed]")).to_contain_text("10 deliveries failed in a row: nothing is sent until")
     last = invoice(own_house, 10)
     page.goto(f"{own_house.url}/events/{last}")
-    expect(page.locator("#moments")).to_contain_text(re.compile(r"held back until ..:..:..: 10 failures in a row"))
+    held = re.compile(r"held back until ..:..:..: 10 deliveries failed in a row")
+    expect(page.locator("#moments")).to_contain_text(held)
     expect(page.locator("#head h1")).to_contain_text("held back for billing")
     own_house.moods["/billing"] = (200, b"ok")
     page.goto(own_house.url + "/destinations")

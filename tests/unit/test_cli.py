@@ -234,7 +234,10 @@ def loaded_by(program: str, names: tuple[str, ...]) -> list[str]:
         (("health",), 3, "nobody answers"),
         (("health", "--server", "ftp://x"), 2, "not a web address"),
         (("db", "status", "--config", "missing.toml"), 2, "missing.toml"),
-        (("serve", "nothing:here"), 2, "cannot be loaded"),
+        (("serve", "nothing:here"), 2, "There is no nothing.py in"),
+        (("serve", "json:nothing"), 2, "Write module:attribute"),
+        (("serve", "./app.py"), 2, "Write module:attribute"),
+        (("serve", ":inbox"), 2, "Write module:attribute"),
         (("serve", "json:dumps"), 2, "not an Inbox"),
     ],
 )
@@ -258,6 +261,28 @@ def test_exit_codes(
     assert says in said.err
     if code:
         assert not said.out, "on failure stdout is empty"
+
+
+def test_a_program_that_is_not_there_is_told_from_one_that_cannot_import(tmp_path: Path) -> None:
+    done = run(tmp_path, "serve", "app:inbox")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            f"oncehook: There is no app.py in {tmp_path}.",
+            "  Run this in the folder of app.py, or write one that makes an inbox.",
+        ],
+    )
+    (tmp_path / "app.py").write_text("import stripey\n")
+    done = run(tmp_path, "serve", "app:inbox")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "oncehook: app:inbox cannot be loaded: No module named 'stripey'",
+            "  app.py imports it; is it installed in this environment?",
+        ],
+    )
+    done = run(tmp_path, "serve", "app.py")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "  Write module:attribute, as in app:inbox.")
 
 
 def test_a_store_that_is_not_reachable_is_3(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from config_cases import BEARER, CANARY, EXAMPLE, EXAMPLE_ENV, destination, loads, refused, source, write
 
 from oncehook.errors import ConfigError
+from oncehook.secret import weakness
 from oncehook.settings import Loaded, Secret, check_bind, load
 from oncehook.settings.check import is_for_loopback, is_unverified
 
@@ -320,3 +321,19 @@ def test_a_sources_secret_that_can_be_guessed_is_warned_of() -> None:
         assert "secret in [source.orders]" in warning
         assert secret not in warning
     assert loads(source('secret = { env = "S" }', BEARER), {"S": "eight-88"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("secret", "why"),
+    [
+        ("hunter2hunter2", "repeats itself"),
+        ("aaaaaaaa", "repeats itself"),
+        ("abcdefgh123456", "counts up"),
+        ("0123456789abcdef", "counts up"),
+        ("87654321", "counts down"),
+        ("aabababaab", "has few different characters"),
+        ("eight-8e", ""),
+    ],
+)
+def test_it_is_told_why_a_secret_can_be_guessed(secret: str, why: str) -> None:
+    assert weakness(secret.encode(), 8) == why

@@ -226,3 +226,9 @@ def test_a_moment_is_shown_in_utc() -> None:
 )
 def test_a_replay_is_done_only_where_nothing_failed(state: str, dead: int, skipped: int, shown: str) -> None:
     assert human.replay_state(state, 3, dead, skipped) == shown
+
+
+def test_a_streak_is_of_deliveries() -> None:
+    assert [human.show_streak(n) for n in (1, 3, 1200)] == [
+        "1 delivery failed", "3 deliveries failed in a row", "1,200 deliveries failed in a row",
+    ]  # fmt: skip

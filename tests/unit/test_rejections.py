@@ -190,8 +190,17 @@ def test_another_algorithm_or_prefix() -> None:
 
 
 def test_an_unknown_source() -> None:
-    assert "Did you mean /in/stripe?" in why(arrival(source="strpe"), None)
+    said = why(arrival(source="strpe"), None)
+    assert said == "No source has the address …/strpe. Did you mean …/stripe?"
     assert "Check the address" in why(arrival(source="zzz"), None)
+
+
+def test_the_address_of_a_source_that_is_gone_is_that_of_the_request() -> None:
+    for path in ("/hooks/partner", "/hooks/partner/42", "/partner/partner"):
+        kept = reject(Arrival("partner", [], BODY, path=path, peer="192.0.2.1"))
+        said = diagnose(kept, {"partner2": build("partner2", verify="none")}) or ""
+        base = path.removesuffix("/42").removesuffix("partner")
+        assert said == f"No source has the address {base}partner. Did you mean {base}partner2?"
 
 
 def test_a_body_that_is_too_long_to_compare() -> None:

@@ -143,10 +143,15 @@ def test_a_plan_names_who_refused() -> None:
         5, NOW, {"crm": 3, "far": 2}, parts={"crm": PlannedFor(refused=2), "far": PlannedFor(refused=2)}
     )
     plan = build_plan(ReplayRequest(Filter()), counted, {}, {}, {}, ["crm", "far"])
-    assert plan.warnings == [
+    refused = [
         "crm refused 2 of 3 for good: they fail again unless the cause is mended.",
         "far refused these for good: they fail again unless the cause is mended.",
     ]
+    assert plan.warnings == refused
+    levels = {"crm": Level(failures=2), "far": Level(failures=2)}
+    plan = build_plan(ReplayRequest(Filter()), counted, {}, levels, {}, ["crm", "far"])
+    assert plan.warnings[1:] == refused, "of far, whose deliveries were all refused, it is said once"
+    assert plan.warnings[0].startswith("crm failed its last attempts")
 
 
 async def test_a_plan_does_not_warn_of_a_handler_that_was_started_again(tmp_path: Path) -> None:

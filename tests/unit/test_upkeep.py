@@ -15,6 +15,7 @@ from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Level, Pruned, StoredWorker
 from oncehook.store.base import Store
+from oncehook.store.checks import Tally, conservation
 from oncehook.upkeep import LARGEST_BATCH, SMALLEST_BATCH, Limits, Sweep, Watermark, measure, strays
 
 NOW = datetime(2026, 11, 17, tzinfo=UTC)
@@ -291,3 +292,10 @@ def test_what_has_failed_for_too_long_is_paused() -> None:
     store, heard = swept(30, prepare)
     assert store.paused == [(0, "oncehook", "failed for 3 days without a success")]
     assert heard.out == [("gone", "failed for 3 days without a success")]
+
+
+def test_large_numbers_of_a_check_are_grouped() -> None:
+    counted = [(1, 0, "received", 6079), (1, 0, "accepted", 6079)]
+    arrivals, events, *_ = conservation(Tally(counted, {1: 6079}, {}, bad_keys=0, lone_pending=0, misplaced_heads=0))
+    assert arrivals.detail.startswith("6,079 received = ")
+    assert events.detail.startswith("6,079 events kept = ")

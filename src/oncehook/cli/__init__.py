@@ -18,8 +18,8 @@ from click.shell_completion import CompletionItem, get_completion_class
 from oncehook import __version__
 from oncehook.cli.help import CommandGroup, show_error
 from oncehook.cli.options import add_shared_options, voice
+from oncehook.cli.output import message
 from oncehook.errors import ConfigError, OncehookError, StoreUnavailable
-from oncehook.logs import plain
 
 GROUPS: Final = {
     "Run": {
@@ -159,16 +159,18 @@ def main(
             default_map=defaults,
         )
     except click.ClickException as error:
-        for line in show_error(error, program or ""):
-            click.echo(plain(line), err=True)
+        _print_error(*show_error(error, program or ""))
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
     except (OncehookError, OSError) as error:
         if voice.verbose:
             click.echo(traceback.format_exc(), err=True, nl=False)
-        click.echo(f"oncehook: {error}", err=True)
-        if hint := getattr(error, "hint", ""):
-            click.echo(f"  {hint}", err=True)
+        _print_error(str(error), getattr(error, "hint", ""))
         sys.exit(2 if isinstance(error, ConfigError) else 3 if isinstance(error, StoreUnavailable) else 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_error(error: str, hint: str) -> None:
+    for line in [*message(error, "oncehook: "), *(message(hint, "  ") if hint else [])]:
+        click.echo(line, err=True)

@@ -21,9 +21,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import click
 
-from oncehook.cli.options import address_of, app_option, build_setup, config_option, loopback, voice
-from oncehook.cli.output import say
-from oncehook.errors import ConfigError, StoreHeld
+from oncehook.cli.options import address_of, app_option, build_setup, config_option, loopback, voice, warn
+from oncehook.cli.output import message, say
+from oncehook.errors import ConfigError, StoreHeld, Unauthorized
 from oncehook.human import suggest
 from oncehook.logs import plain
 
@@ -129,7 +129,7 @@ class Where:
 
         token, host = self._token(), _host(server)
         if token and server.startswith("http:") and not is_loopback(host):
-            click.echo(f"warning: the token goes to {host} unencrypted; use https", err=True)
+            warn([f"the token goes to {host} unencrypted; use https"])
         return HttpTransport(server, token)
 
     def _token(self) -> str:
@@ -154,7 +154,7 @@ class Where:
         except StoreHeld:
             return self._read_file(path, inbox, _holder(path))
         if not is_named and transport.is_empty():
-            say([f"nothing is kept in {path} yet. {OTHER_STORE}"], err=True)
+            say(message(f"nothing is kept in {path} yet. {OTHER_STORE}"), err=True)
         return transport
 
     def _follow_file(self, path: Path, inbox: Inbox | None, is_named: bool, *, or_read: bool) -> Transport:
@@ -182,7 +182,7 @@ class Where:
         from oncehook.settings import load
 
         pid = held.pid if held else 0
-        say([f"using {path} beside process {pid}; what it defines is known with --app module:inbox"], err=True)
+        say(message(f"using {path} beside process {pid}; what it defines is known with --app module:inbox"), err=True)
         return Inbox.from_config(load(self.config_file).config)  # not the development inbox: `serve` alone is that
 
 
@@ -396,7 +396,7 @@ class Api:
         hint = str(problem.get("hint", ""))
         if listed := problem.get("errors"):  # of settings: each with its own remedy
             hint = "; ".join(f"{one['setting'] or 'settings'}: {one['hint']}" for one in listed if one["hint"])
-        if response.status == 401:
+        if response.status == 401 and hint == Unauthorized.hint:  # where a host's own login decides, no token helps
             hint = f"Put a token into {TOKEN_ENV}, or name the variable that holds one with --token-env."
         raise _failure(response.status)(str(problem["error"]), hint=hint)
 

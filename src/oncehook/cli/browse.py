@@ -24,6 +24,7 @@ from oncehook.cli.output import (
     TableColumn,
     answer,
     can_browse,
+    cell,
     fields,
     id_of,
     join_columns,
@@ -40,7 +41,7 @@ from oncehook.cli.output import (
     text,
     when,
 )
-from oncehook.human import count, show_duration, show_elapsed, show_id, show_moment, show_rate
+from oncehook.human import count, show_duration, show_elapsed, show_id, show_moment, show_rate, show_streak
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -116,18 +117,18 @@ def _event_row(event: Mapping[str, Any], accounts: bool) -> list[str]:
     return [
         when(event["received_at"]),
         id_of(event["id"]),
-        text(event["source"], 20),
-        *([text(event["account"], 20)] if accounts else []),
-        text(event["type"], 32),
-        text(event["subject"], 24),
-        text(event["key"] or ", ".join(event["marks"]), 28),
+        cell(event["source"], 20),
+        *([cell(event["account"], 20)] if accounts else []),
+        cell(event["type"], 32),
+        cell(event["subject"], 24),
+        cell(event["key"] or ", ".join(event["marks"]), 28),
         (f"×{event['copies']}" if event["copies"] > 1 else "") + (" ≠" if event["has_conflict"] else ""),
         " ".join(map(_chip, event["deliveries"])),
     ]
 
 
 def _chip(delivery: Mapping[str, Any]) -> str:
-    chip = f"{text(delivery['destination'], 20)}:{state(delivery['status'], delivery['note'])}"
+    chip = f"{cell(delivery['destination'], 20)}:{state(delivery['status'], delivery['note'])}"
     return f"{chip} (replayed)" if delivery["replayed"] else chip
 
 
@@ -214,13 +215,13 @@ def _source_row(found: Mapping[str, Any]) -> list[str]:
 
     verifier = click.style("none: anyone may send", fg="red") if found["unverified"] else found["verifier"]
     return [
-        text(found["name"]),
+        cell(found["name"]),
         found["preset"] or "",
-        text(found["address"] or "hidden", 60),
+        cell(found["address"] or "hidden", 60),
         verifier,
         "" if found["unverified"] else describe_coverage(found["body_authenticated"], found["key_authenticated"]),
         str(found["secrets"]),
-        text(", ".join(found["destinations"])),
+        cell(", ".join(found["destinations"])),
         _origin(found),
         when(found["last_arrival"]),
         *(f"{found['figures'].get(word, 0):,}" for word in ("accepted", "duplicate", "rejected")),
@@ -248,7 +249,7 @@ def _route_row(found: Mapping[str, Any]) -> list[str]:
     conditions = ", ".join(
         f"{place} {one if isinstance(one, str) else ' or '.join(one)}" for place, one in found["when"].items()
     )
-    return [found["id"] or "", text(found["from"]), text(found["to"]), text(conditions), _origin(found)]
+    return [found["id"] or "", cell(found["from"]), cell(found["to"]), cell(conditions), _origin(found)]
 
 
 def list_destinations(api: Api, as_json: bool) -> int:
@@ -256,7 +257,7 @@ def list_destinations(api: Api, as_json: bool) -> int:
     head = (
         TableColumn("name", 8),
         TableColumn("kind", spare=3),
-        TableColumn("address", 12, spare=1),
+        TableColumn("address", 12, spare=1, comfortable=32),
         TableColumn("state", 20, is_main=True),
         "pending",
         TableColumn("leased", spare=2),
@@ -273,9 +274,9 @@ def list_destinations(api: Api, as_json: bool) -> int:
 def _destination_row(found: Mapping[str, Any]) -> list[str]:
     oldest = found["oldest_due"]
     return [
-        text(found["name"]),
+        cell(found["name"]),
         found["kind"],
-        text(found["address"], 60),
+        cell(found["address"], 60),
         destination_state(found),
         *(f"{found[word]:,}" for word in ("pending", "leased", "dead")),
         "" if oldest is None else show_duration(round(oldest)),
@@ -287,7 +288,7 @@ def _destination_row(found: Mapping[str, Any]) -> list[str]:
 def destination_state(found: Mapping[str, Any]) -> str:
     """Print a destination's state, with the reason of a pause or the number of failures."""
     word = found["state"]
-    failures = f"{count(found['failures'], 'failure')} in a row"
+    failures = show_streak(found["failures"])
     notes = {"paused": text(found["paused_why"]), "held_back": failures, "failing": failures}
     return state(word.replace("_", " "), notes.get(word))
 
@@ -307,7 +308,7 @@ def list_dead(api: Api, destination: str | None, as_json: bool) -> int:
 def _cause_row(cause: Mapping[str, Any]) -> list[str]:
     first, last = when(cause["first_at"]), when(cause["last_at"])
     sample = id_of(cause["sample"])
-    return [f"{cause['count']:,}", text(cause["destination"]), text(cause["cause"], 80), first, last, sample]
+    return [f"{cause['count']:,}", cell(cause["destination"]), cell(cause["cause"], 80), first, last, sample]
 
 
 # -- stats -------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ A command that is misspelt is an error that names the nearest one, in groups of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from oncehook.human import nearest
+from oncehook.logs import plain
 
 EXAMPLES: Final = {
     "serve": "oncehook serve app:inbox --reload",
@@ -191,13 +192,10 @@ def _variables(command: click.Command, names: Sequence[str]) -> str:
     return f"Variables: {'; '.join(said)}." if said else ""
 
 
-def show_error(error: click.ClickException, program: str) -> list[str]:
-    """Return the lines of a usage error, in the same style as every other error."""
-    hint: Any = getattr(error, "hint", "")
-    lines = [f"oncehook: {' '.join(error.format_message().split())}"]
-    if hint:
-        lines.append(f"  {hint}")
-    elif isinstance(error, click.UsageError) and error.ctx is not None:
+def show_error(error: click.ClickException, program: str) -> tuple[str, str]:
+    """Return a usage error and its hint, in the same style as every other error."""
+    hint = str(getattr(error, "hint", "") or "")
+    if not hint and isinstance(error, click.UsageError) and error.ctx is not None:
         path = error.ctx.command_path.removeprefix(error.ctx.find_root().info_name or "")
-        lines.append(f"  Try: {program or 'oncehook'}{path} --help")
-    return lines
+        hint = f"Try: {program or 'oncehook'}{path} --help"
+    return plain(" ".join(error.format_message().split())), plain(hint)

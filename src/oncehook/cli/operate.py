@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ from oncehook.cli.output import (
     text,
     when,
 )
-from oncehook.human import count, show_duration
+from oncehook.human import count, show_duration, show_id
 from oncehook.private import open_private
 
 POLL: Final = 0.3
@@ -166,6 +167,8 @@ def replay(
     say([document({"replay_id": replay_id}) if as_json else replay_id])
     if api.transport.is_alone:
         say(["  it waits for a worker: oncehook serve"], err=True)
+    elif sys.stderr.isatty() and not as_json:
+        say([f"  oncehook show {show_id(replay_id)} says how it goes; replay --wait waits for it"], err=True)
     return 0
 
 

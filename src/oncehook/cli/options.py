@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # settings and inbox import nearly everything: a command's --
 
 SHARED: Final = {"--app", "--config", "--server", "--token-env", "--json", "--wide", "--quiet", "--verbose"}
 """Options that mean the same everywhere: one variable sets them for every command."""
+WITHOUT_VARIABLES: Final = {("token",)}
+"""Commands whose own options have no variables: the token of `oncehook token accounts` is ONCEHOOK_TOKEN_ACCOUNTS."""
 
 config_option = click.option(
     "--config",
@@ -111,6 +113,8 @@ def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
         return  # --abort and the like are acts, not settings
     if option.envvar is None:
         longest = max(option.opts, key=len)
+        if longest not in SHARED and names in WITHOUT_VARIABLES:
+            return
         words = [] if longest in SHARED else list(names)
         option.envvar = "_".join(["ONCEHOOK", *words, longest.lstrip("-")]).upper().replace("-", "_")
 
@@ -175,16 +179,35 @@ def _import_inbox(target: str) -> Inbox:
     from oncehook.inbox import Inbox
 
     module_name, _, attribute = target.partition(":")
+    is_file = "/" in module_name or (module_name.endswith(".py") and Path(module_name).is_file())
+    if is_file or not all(module_name.split(".")):
+        raise ConfigError(f"{target} is no module.", hint=_TARGET_FORM)
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module_name), attribute or "inbox")
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{target} cannot be loaded: {error}", hint="Write module:attribute, as in app:inbox."
-        ) from error
+    except ImportError as error:
+        raise _explain_import(target, module_name, error) from error
+    except AttributeError as error:
+        raise ConfigError(f"{target} cannot be loaded: {error}", hint=_TARGET_FORM) from error
     if not isinstance(found, Inbox):
         raise ConfigError(f"{target} is a {type(found).__name__}, not an Inbox.")
     return found
+
+
+_TARGET_FORM: Final = "Write module:attribute, as in app:inbox."
+
+
+def _explain_import(target: str, module_name: str, error: ImportError) -> ConfigError:
+    """Tell a module that is not there from one whose own imports fail."""
+    file = Path(*module_name.split(".")).with_suffix(".py")
+    if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+        return ConfigError(
+            f"There is no {file} in {Path.cwd()}.",
+            hint=f"Run this in the folder of {file}, or write one that makes an inbox.",
+        )
+    return ConfigError(
+        f"{target} cannot be loaded: {error}", hint=f"{file} imports it; is it installed in this environment?"
+    )
 
 
 def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
@@ -198,8 +221,11 @@ def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
 
 
 def warn(warnings: list[str] | tuple[str, ...]) -> None:
+    from oncehook.cli.output import message  # imports this module
+
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        for line in message(warning, "warning: "):
+            click.echo(line, err=True)
 
 
 def address_of(server: ServerConfig) -> str:

@@ -85,6 +85,11 @@ def text(value: object, widest: int = WIDEST) -> str:
     return shown if len(shown) <= widest else f"{shown[: widest - 1]}…"
 
 
+def cell(value: object, widest: int = WIDEST) -> str:
+    """Format untrusted text for a table: of limited length on a terminal, otherwise in full."""
+    return text(value, sys.maxsize if room() is None else widest)
+
+
 def moment(value: str | None) -> str:
     """Format the API's time as a query takes it: UTC, to the second."""
     return show_moment(datetime.fromisoformat(value), "seconds") if value else ""
@@ -150,13 +155,22 @@ class TableColumn(NamedTuple):
     """The width to which it may be cut; None: never cut."""
     spare: int = 0
     """Columns of a higher number are left out first; 0: never left out."""
+    comfortable: int = 0
+    """The width below which it is not cut before columns of a higher number are left out."""
     is_main: bool = False
-    """Cut after all other columns, and in the middle: a cause ends with its place."""
+    """Cut after all other columns, except below their headers, and in the middle: a cause ends with its place."""
 
 
-def room() -> int | None:
-    """Return the width that tables must fit; None where they are printed in full."""
-    return None if voice.wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+def room(*, err: bool = False) -> int | None:
+    """Return the width that tables on stdout, or messages on stderr, must fit; None where they are printed in full."""
+    stream = sys.stderr if err else sys.stdout
+    if voice.wide or not stream.isatty():
+        return None
+    try:  # of stderr, where stdout is no terminal
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((0, 0))
+    return shutil.get_terminal_size((size.columns or 80, size.lines or 24)).columns
 
 
 def table(
@@ -183,15 +197,27 @@ def table(
 def _fit(columns: Sequence[TableColumn], widths: list[int], kept: list[int], limit: int) -> list[int]:
     """Return those columns that there is room for, and cut the widths of those that may be cut."""
     least = [width if one.least is None else min(one.least, width) for one, width in zip(columns, widths, strict=True)]
-    wanted = [width if one.is_main else small for one, width, small in zip(columns, widths, least, strict=True)]
+    # A header is cut only when the main column cannot be cut further.
+    headed = [
+        small if one.is_main else max(small, min(len(one.name), width))
+        for one, small, width in zip(columns, least, widths, strict=True)
+    ]
 
     def excess(sizes: Sequence[int]) -> int:
         return sum(sizes[n] for n in kept) + 2 * (len(kept) - 1) - limit
 
-    while excess(wanted) > 0 and any(columns[n].spare for n in kept):
+    def wanted() -> list[int]:
+        last = max((columns[n].spare for n in kept), default=0)
+        return [
+            width if one.is_main else max(small, min(one.comfortable, width)) if one.spare < last else small
+            for one, width, small in zip(columns, widths, headed, strict=True)
+        ]
+
+    while excess(wanted()) > 0 and any(columns[n].spare for n in kept):
         kept.remove(max(kept, key=lambda n: columns[n].spare))
-    while excess(widths) > 0 and (cuttable := [n for n in kept if widths[n] > least[n]]):
-        widths[max(cuttable, key=lambda n: (not columns[n].is_main, widths[n]))] -= 1
+    for smallest in (headed, least):
+        while excess(widths) > 0 and (cuttable := [n for n in kept if widths[n] > smallest[n]]):
+            widths[max(cuttable, key=lambda n: (not columns[n].is_main, widths[n]))] -= 1
     return kept
 
 
@@ -232,21 +258,44 @@ def fields(pairs: Mapping[str, str], indent: str = "") -> list[str]:
     return table((), [(click.style(name, dim=True), value) for name, value in pairs.items() if value], indent)
 
 
-def sentence(words: str, first: str = "", indent: str = "") -> list[str]:
-    """Break a sentence between words where the terminal ends: `first` begins it, `indent` its further lines."""
-    width = room()
+_COMMAND: Final = re.compile(r"`[^`]+`|(?:^|(?<=: ))(?:oncehook|export|openssl) .+?(?=[.;,]?$|[.;,] )")
+"""A command to be copied: in backticks, or by itself at the start or after a colon."""
+_KEPT_SPACE: Final = "\xa0"
+
+
+def sentence(words: str, first: str = "", indent: str = "", *, err: bool = False) -> list[str]:
+    """Break a sentence between words where the terminal ends: `first` begins it, `indent` its further lines.
+
+    A command to be copied stays whole. `err`: it is printed on stderr.
+    """
+    width = room(err=err)
     if width is None:
         return [first + words]
     start = _length(first)
     lines = textwrap.wrap(
-        words,
+        _COMMAND.sub(lambda found: found[0].replace(" ", _KEPT_SPACE), words),
         width,
         initial_indent=" " * start,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [first + lines[0][start:], *lines[1:]] if lines else [first]
+    if not lines:
+        return [first]
+    lines = [line.replace(_KEPT_SPACE, " ") for line in lines]
+    return [first + lines[0][start:], *lines[1:]]
+
+
+def message(words: str, first: str = "") -> list[str]:
+    """Break each line of a message on stderr between words; further lines begin below the words of the first."""
+    if room(err=True) is None:
+        return [first + words]
+    lines = []
+    for n, line in enumerate(words.split("\n")):
+        said = line.lstrip(" ")
+        lead = ("" if n else first) + " " * (len(line) - len(said))
+        lines += sentence(said, lead, " " * (len(lead) or len(first)), err=True)
+    return lines
 
 
 def join_columns(*parts: str) -> str:

@@ -24,7 +24,7 @@ import click
 
 from oncehook.cli.complete import complete_destination
 from oncehook.cli.options import Setup, build_setup, config_option, takes_app, voice
-from oncehook.cli.output import can_browse, say
+from oncehook.cli.output import can_browse, message, say
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import set_up_logging
 from oncehook.notify import supervise
@@ -153,7 +153,8 @@ def _greet(setup: Setup, address: str, link: str | None) -> None:
     else:
         facts["sources"] = ", ".join(setup.inbox.sources) or "none yet"
         facts["settings"] = setup.origin
-    say((f"  {name:<10} {value}" for name, value in facts.items() if value), err=True)
+    shown = ((f"  {name:<10} ", value) for name, value in facts.items() if value)
+    say((line for name, value in shown for line in message(value, name)), err=True)
 
 
 # -- worker ------------------------------------------------------------------------------------

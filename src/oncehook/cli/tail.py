@@ -32,7 +32,7 @@ from oncehook.cli.complete import complete_source
 from oncehook.cli.options import json_lines_option, wide_option
 from oncehook.cli.output import can_browse, cut, id_of, join_columns, json_line, readable, room, say, state, text
 from oncehook.errors import OncehookError
-from oncehook.human import count, show_duration, show_elapsed
+from oncehook.human import count, show_duration, show_elapsed, show_streak
 from oncehook.logs import plain
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _breaker(fields: Mapping[str, Any]) -> list[str]:
         return [f"→ {text(fields['destination'])}", click.style("goes on", fg="green"), "its breaker has closed"]
     until = datetime.fromisoformat(fields["until"]).astimezone()
     held = click.style(f"held back until {until:%H:%M:%S}", fg="red")
-    return [f"→ {text(fields['destination'])}", held, f"{count(fields['failures'], 'failure')} in a row"]
+    return [f"→ {text(fields['destination'])}", held, show_streak(fields["failures"])]
 
 
 def _connection(kind: str, fields: Mapping[str, Any]) -> str:

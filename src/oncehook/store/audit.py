@@ -68,6 +68,8 @@ def check_chain(ends: Ends, entries: Iterable[ChainEntry]) -> Check:
         return _report_break(f"line {last + 1} is missing")
     if last != ends.n or before != ends.hash:
         return _report_break(f"line {last} is not the one that was written last")
+    if last == 0:
+        return Check("audit", True, "no lines yet")
     count = last - ends.before_first
     counted = f"{count:,} {'line follows' if count == 1 else 'lines follow'} one from another; the last is {last:,}"
     return Check("audit", True, f"{counted}, {before.hex()[:16]}")

@@ -54,7 +54,7 @@ def conservation(tally: Tally) -> list[Check]:
         if destinations[destination][status] != tally.statuses.get((destination, status), 0)
     }
     return [
-        _law("arrivals", not lost, f"{received} received = accepted + duplicate + conflict, for every source"),
+        _law("arrivals", not lost, f"{received:,} received = accepted + duplicate + conflict, for every source"),
         _law("events", not astray, f"{count(kept, 'event')} kept = accepted - purged, for every source"),
         _law("keys", tally.bad_keys == 0, "every key stands for at least one arrival, or was imported"),
         _law(
@@ -83,8 +83,8 @@ def encryption(kept: Iterable[tuple[bytes | None, int]], cipher: Cipher) -> list
     if not values and not cipher.has_keys:
         return []
     given = cipher.key_ids
-    shares = [f"{n} under the key {key}{'' if key in given else ' (not given)'}" for key, n in sorted(values.items())]
-    counted = f"values encrypted: {', '.join(shares) or 'none'}; plain: {plain}"
+    shares = [f"{n:,} under the key {key}{'' if key in given else ' (not given)'}" for key, n in sorted(values.items())]
+    counted = f"values encrypted: {', '.join(shares) or 'none'}; plain: {plain:,}"
     if any(key not in given for key in values):
         return [Check("encryption", False, counted, _MISSING_KEY)]
     unused = [key for key in given[1:] if key not in values]

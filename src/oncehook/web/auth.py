@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from oncehook import clock
 from oncehook.admin import Admin
-from oncehook.errors import ConfigError, Forbidden, Refused, StoreError, TokenExpired
+from oncehook.errors import ConfigError, Forbidden, Refused, StoreError, TokenExpired, Unauthorized
 from oncehook.ingest import is_direct
 from oncehook.logs import ration
 from oncehook.model import Arrival, Headers, Person, RoleName, Scope
@@ -357,6 +357,15 @@ class Access:
 
     def is_local(self, request: Request) -> bool:
         return is_local(request.scope["headers"], self._peer_of(request.scope))
+
+    def challenge(self) -> Unauthorized:
+        """Return the error for a request that nobody stands behind, with what would be accepted here."""
+        if self._authorize is None or self._holders:
+            return Unauthorized()
+        return Unauthorized(
+            "This application does not admit the request.",
+            hint="The application's own login decides here; tokens of oncehook are not used.",
+        )
 
     async def of(self, request: Request) -> Identity | None:
         """Return who asks: the token's holder, or whom the host application admits."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from oncehook.human import count
 from oncehook.model import (
     ArchivedDelivery,
     ArchivedEvent,
@@ -594,7 +595,7 @@ async def _copies(connection: Connection) -> Check:
         ) AS sources
         """,
     )
-    detail = f"received = copies of keys + events without key, for {looked} sources that forgot nothing yet"
+    detail = f"received = copies of keys + events without key, for {count(looked, 'source')} that forgot nothing yet"
     return Check("copies", wrong == 0, detail if wrong == 0 else f"does not hold: {detail}")
 
 
@@ -612,7 +613,7 @@ async def _references(connection: Connection) -> Check:
     )
     if deliveries == heads == 0:
         return Check("references", True, "every pending delivery has its event, every split event its request")
-    detail = f"{deliveries} pending deliveries without event, {heads} split events without their request"
+    detail = f"{deliveries:,} pending deliveries without event, {heads:,} split events without their request"
     return Check("references", False, detail, "Keep a copy of the store and open an issue.")
 
 

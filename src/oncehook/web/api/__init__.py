@@ -79,7 +79,7 @@ def _serve(
         try:
             identity = await access.of(request)
             if identity is None:
-                raise Unauthorized
+                raise access.challenge()
             if identity.role < endpoint.role:
                 raise Forbidden(f"This needs the role {endpoint.role.name}; {identity.name} is {identity.role.name}.")
             for name in request.query_params:
@@ -104,7 +104,7 @@ async def _nothing_here(request: Request, access: Access) -> Refused:
     """Return the error for an unknown address; without a token, one that does not reveal which addresses exist."""
     try:
         if await access.of(request) is None:
-            return Unauthorized()
+            return access.challenge()
         check_parameters(request)
     except Refused as error:
         return error

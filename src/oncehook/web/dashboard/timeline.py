@@ -220,7 +220,8 @@ def held_back(level: Level | None, now: datetime) -> str:
     if level.open_until is None:
         return ""
     if level.open_until > now:
-        return translate("held back until {}: {} failures in a row").format(utc(level.open_until), level.failures)
+        failed = f"{level.failures} {plural(level.failures, 'delivery failed', 'deliveries failed in a row')}"
+        return translate("held back until {}: {}").format(utc(level.open_until), failed)
     return translate("held back: the next attempt of its destination decides")
 
 
