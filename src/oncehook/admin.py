@@ -237,7 +237,7 @@ class Admin:
         self._inbox = inbox
         self._notes = AuditNotes()
         self._tested: dict[str, float] = {}
-        self._signs: dict[str, bool] = {}
+        self._signs: dict[tuple[str, str | None], bool] = {}
         self._viewer: str | None = None
         self.scope = EVERYTHING
         """The sources and accounts that this viewer sees and acts on."""
@@ -1140,9 +1140,10 @@ class Admin:
         found = await self._find_source(source)
         if found is None or found.preset is None or not found.preset.samples:
             return ()
-        if source not in self._signs:
-            self._signs[source] = samples.can_sign(found, next(iter(found.preset.samples)))
-        return tuple(found.preset.samples) if self._signs[source] else ()
+        meant = (source, found.generation)
+        if meant not in self._signs:
+            self._signs[meant] = samples.can_sign(found, next(iter(found.preset.samples)))
+        return tuple(found.preset.samples) if self._signs[meant] else ()
 
     async def sample_body(self, name: str, kind: str) -> bytes:
         """Return the body of a sample, with fresh ids. Raises NotFound or BadRequest."""

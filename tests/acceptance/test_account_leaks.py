@@ -482,3 +482,10 @@ async def test_looking_at_a_destination_whose_key_is_rotated_leaves_nothing_behi
         await tenants.ask(MINE, "POST", "/replays/plan", {"query": "to:stored-mine42", "force": True})
         await tenants.inbox.definitions.find_destinations(["stored-mine42"])
     assert len(asyncio.get_running_loop()._scheduled) < before + 25  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("types", [" ", "\n", [""]])
+async def test_a_subscription_that_could_never_be_used_is_refused(tenants: Tenants, types: Any) -> None:
+    given = {"name": "odd", "url": "https://example.com/x", "subscribe": types}
+    status, text = await tenants.ask(MINE, "POST", "/destinations", given)
+    assert (status, json.loads(text)["code"]) == (422, "invalid_settings"), text

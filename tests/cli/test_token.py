@@ -129,3 +129,8 @@ def test_each_is_another_one() -> None:
     first, second = (json.loads(CliRunner().invoke(command, ["ci", "--json"]).stdout) for _ in range(2))
     assert first["token"] != second["token"]
     assert (first["role"], first["variable"]) == ("viewer", "ONCEHOOK_TOKEN_CI")
+
+
+def test_no_token_takes_the_variable_of_an_option() -> None:
+    refused = CliRunner().invoke(command, ["env"])
+    assert (refused.exit_code, "another name" in refused.output) == (2, True)

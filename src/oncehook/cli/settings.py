@@ -367,6 +367,8 @@ def token(
     """
     from oncehook.secret import new_token
 
+    if re.sub(r"\W+", "_", name).strip("_").lower() == "env":
+        raise click.UsageError("ONCEHOOK_TOKEN_ENV names the variable of --token-env: give this token another name.")
     token = new_token()
     variable = "ONCEHOOK_TOKEN_" + (re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") or "X")
     limits = _limits(expires, {"sources": sources, "accounts": accounts}, no_payloads)

@@ -71,7 +71,8 @@ def warnings(config: Config, reader: SettingsReader) -> Iterator[Finding]:
         yield from _deep_paths(name, source)
         for secret in () if is_unverified(source) else source.secret:
             if secret.is_set() and (why := weakness(secret.reveal(), SHORTEST_SECRET)):
-                yield (*at, "secret"), f"secret {where} {why}: whoever guesses it can send what passes for genuine"
+                threat = "whoever guesses it can send what passes for genuine"
+                yield (*at, "secret"), f"secret {where} {why}: {threat}; make one with `openssl rand -hex 32`"
     for path, name, why in _weak_tokens(config.server):
         yield path, f"{name} in [server] {why}; take a random one: oncehook token NAME"
     yield from _relays(config)

@@ -269,7 +269,8 @@ def _try_parts(noun: Noun, name: str, read: Settings) -> Source | None:
     if noun is Noun.source:
         return Source(name, read)
     if noun is Noun.destination:
-        build.destination_from(name, read)
+        made = build.destination_from(name, read)
+        subscription_routes(name, 0, made.terms)
     else:
         Route(read.from_, read.to, **build.route_settings(read))
     return None
