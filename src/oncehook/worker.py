@@ -57,6 +57,8 @@ FEW: Final = 4
 """With fewer leases than this, wake-ups gather before the next request."""
 LOWER_SHARE: Final = 10
 """One of so many deliveries is of a lower priority, while there is work of a higher one."""
+ACCOUNT_SHARE: Final = 4
+"""One of so many slots of a worker is the most for the destinations of one account, while it is half full."""
 OLDEST_SHARE: Final = 10
 """One of so many requests for a destination that is leased in rounds goes by due time, for what has no value."""
 MOST_UNSETTLED: Final = 1000
@@ -501,11 +503,15 @@ class Worker:
             return []
         self._rounds += 1
         requests: list[LeaseRequest] = []
+        planned: Counter[str] = Counter()
         for number in dict.fromkeys(chain.from_iterable(self._due.values())):
             if number in self._missing:
                 continue  # it has changed, and is loaded anew first
             slots = self._slots[number]
-            room = slots.room(left)
+            room, account = slots.room(left), slots.destination.terms.account
+            if account is not None:
+                room = min(room, self._account_room(account, left, planned))
+                planned[account] += max(room, 0)
             if room <= 0:
                 continue
             left -= room
@@ -513,6 +519,15 @@ class Worker:
             if left <= 0:
                 break
         return requests
+
+    def _account_room(self, account: str, left: int, planned: Counter[str]) -> int:
+        """Return how many more slots an account's destinations may have: while this worker is half full, no account has
+        more than a quarter of it, so that one whose destinations hang does not hold up the others."""
+        most = max(self._concurrency // ACCOUNT_SHARE, 1)
+        if left >= self._concurrency // 2:
+            return most
+        held = sum(one.busy + one.asked for one in self._slots.values() if one.destination.terms.account == account)
+        return most - held - planned[account]
 
     def _split(self, destination: Destination, room: int, priorities: Sequence[Priority]) -> list[LeaseRequest]:
         """Divide the room: most of it for the first of these priorities, a small part for those below it, and so on."""
@@ -579,8 +594,11 @@ class Worker:
             return None  # the longest waiting come first
         if len(slots.priorities) > 1 and self._is_outranked(destination_id, priority):
             return None
-        if not slots.room(self._room()) or self._settling.is_behind():
+        left = self._room()
+        if not slots.room(left) or self._settling.is_behind():
             return None
+        if slots.destination.terms.account is not None and left < self._concurrency // 2:
+            return None  # the next round divides what is left among accounts
         slots.take()
         self._reserved += 1
         return slots.destination.terms.lease

@@ -97,6 +97,25 @@ def test_no_more_is_begun_than_a_destination_and_the_worker_have_room_for(run: R
     run(test)
 
 
+def test_an_account_whose_destinations_hang_leaves_room_for_others(run: Run) -> None:
+    async def test(bench: Bench) -> None:
+        hog, other = Scripted(account="42", concurrency=100), Scripted("mail", 2, account="43", concurrency=100)
+        await deliver(bench.store, *[None] * 100, account="42")
+        await bench.hire(hog, other, concurrency=40)
+        await asyncio.sleep(SOON)
+        held = len(hog.running)
+        assert 10 <= held <= 30, "a quarter at a time, and none of the last half beyond it"
+        await deliver(bench.store, *[None] * 5, to=MAIL, account="43")
+        await asyncio.sleep(SOON)
+        assert (len(other.running), len(hog.running)) == (5, held)
+        hog.end_all()
+        other.end_all()
+        await asyncio.sleep(5)
+        assert (len(hog.begun), len(other.begun)) == (100, 5)
+
+    run(test)
+
+
 def test_a_rate_spreads_attempts_over_time(run: Run) -> None:
     async def test(bench: Bench) -> None:
         crm = Scripted(rate=2.0)
