@@ -174,7 +174,7 @@ def init(origins: tuple[str, ...], goal: str | None, store: str | None, file: Pa
     if not (origins and goal and store) and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError("There is no terminal to ask on; say --from, --to and --store.")
     if not origins:
-        say([f"known senders: {', '.join(presets.names())}"], err=True)
+        say(sentence(", ".join(presets.names()), "known senders: ", "  ", err=True), err=True)
         asked = "Where do hooks come from? One or several, generic for any other"
         origins = _read_names(_ask(asked, "generic", lambda names: page(_read_names(names), PYTHON, SQLITE)))
     chosen = origins
@@ -231,7 +231,8 @@ def _check_page(text: str) -> None:
 def _next_steps(text: str, goal: str, file: Path) -> list[str]:
     named = "" if file == Path("oncehook.toml") else f" --config {file}"
     variables = dict.fromkeys(re.findall(r'^[^#\n]*\{ env = "(\w+)" \}', text, re.MULTILINE))
-    steps = [f"  export {name}=…" for name in variables]
+    steps = [f"  write app.py, as the end of {file} shows"] if goal == PYTHON and not Path("app.py").exists() else []
+    steps += [f"  export {name}=…" for name in variables]
     steps += [f"  oncehook config check{named}", f"  oncehook serve{' app:inbox' if goal == PYTHON else named}"]
     return ["next:", *steps]
 
