@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from typing import Any
 
 import psycopg
 import pytest
 
 from oncehook.model import EraseOrder, subject_hash
+from oncehook.store.audit import Ends, check_chain
 from oncehook.store.base import Store
 from tests.store.conftest import Ground, PostgresGround, SqliteGround
 from tests.store.making import DAY, AdminOnly, dead_letters
@@ -207,3 +209,10 @@ async def test_a_use_is_written_at_most_once_a_minute(ground: Ground, store: Sto
     used = await store.token_uses()
     assert set(used) == {"ci", "ann"}
     assert (used["ci"] - first["ci"]).total_seconds() == 60
+
+
+def test_a_chain_without_its_ends_is_broken() -> None:
+    """As a store may be after its disk has lied: `doctor` says so, and does not fail itself."""
+    gone: Any = None
+    found = check_chain(Ends(gone, gone, gone, gone, gone), [])
+    assert (found.ok, found.detail) == (False, "the chain is broken: its ends are gone")

@@ -306,9 +306,8 @@ async def test_an_accounts_source_never_uses_the_token_of_another(
         assert await token("mine", "42") is None
         with pytest.raises(Forbidden, match="media"):
             await inbox.define.by("customer", "42").change("source", "mine", media={"allow_private": True})
-        # Made anew by somebody else, it must not be asked for the files of the first one's events.
-        await inbox.define.delete("source", "mine")
-        await inbox.define.source("mine", **settings(meta), account="43")
+        # Given to somebody else, it must not be asked for the files of the first one's events.
+        await inbox.define.change("source", "mine", account="43")
         event = await inbox.store.get_event(event_id)
         assert event is not None
         with pytest.raises(MediaFailed, match="another account"):

@@ -44,8 +44,8 @@ class Ends:
 
     @property
     def before_first(self) -> int:
-        """Number of the entry before the first one that can be checked."""
-        return max(self.pruned, self.since)
+        """Number of the entry before the first one that can be checked; of a damaged store anything may be NULL."""
+        return max(self.pruned or 0, self.since or 0)
 
 
 def entry_hash(before: bytes, n: int, at: int, actor: str, act: str, target: str, detail: str) -> bytes:
@@ -56,6 +56,8 @@ def entry_hash(before: bytes, n: int, at: int, actor: str, act: str, target: str
 
 def check_chain(ends: Ends, entries: Iterable[ChainEntry]) -> Check:
     """Check that every entry follows from the one before; return where the chain breaks."""
+    if None in (ends.n, ends.hash, ends.pruned, ends.pruned_hash, ends.since):
+        return _report_break("its ends are gone")
     before, last = ends.pruned_hash, ends.before_first
     for entry in entries:
         if entry.n != last + 1:

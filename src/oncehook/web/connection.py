@@ -207,8 +207,10 @@ class Connections:
             log.warning("server.drain_timeout", extra={"fields": {"requests": len(self._tasks)}})
             for task in self._tasks:
                 task.cancel()
-        for connection in list(self.open):
-            connection.transport.abort()
+        for _ in range(5):  # one that was accepted a moment ago comes to be in the next rounds of the loop
+            for connection in list(self.open):
+                connection.transport.abort()
+            await asyncio.sleep(0)
 
 
 # -- answers -----------------------------------------------------------------------------------

@@ -279,14 +279,18 @@ class PostgresDefinitions(StorePart):
         if write.noun is Noun.route:
             id_, _ = await fetch_one(connection, _DESTINATION_ID, [write.destination, None])
             return int(id_)
-        statement, table = (_SOURCE_ID, "sources") if write.noun is Noun.source else (_DESTINATION_ID, "destinations")
-        id_, owner = await fetch_one(connection, statement, [write.name, write.account])
-        if owner != write.account:
-            if is_new:
-                raise name_was_anothers(write.name)
-            await connection.execute(f"UPDATE {table} SET account = $2 WHERE id = $1", [id_, write.account])
+        owned = [write.name, write.account]
         if write.noun is Noun.source:
+            id_, owner = await fetch_one(connection, _SOURCE_ID, owned)
             self.source_names[id_] = write.name
+        else:
+            id_, owner = await fetch_one(connection, _DESTINATION_ID, owned)
+        if owner != write.account and is_new:
+            raise name_was_anothers(write.name)
+        if owner != write.account and write.noun is Noun.source:
+            await connection.execute("UPDATE sources SET account = $2 WHERE id = $1", [id_, write.account])
+        elif owner != write.account:
+            await connection.execute("UPDATE destinations SET account = $2 WHERE id = $1", [id_, write.account])
         return int(id_)
 
     async def _delete(self, connection: Connection, write: DefinitionWrite, version: int) -> None:

@@ -122,19 +122,24 @@ class Defining:
 
         Raises Exists for a new definition under a name that was another account's.
         """
-        table = "sources" if write.noun is Noun.source else "destinations"
         if write.noun is Noun.route:
             self._connection.execute("INSERT OR IGNORE INTO destinations (name) VALUES (?)", (write.destination,))
             found = self._connection.execute("SELECT id FROM destinations WHERE name = ?", (write.destination,))
             return int(found.fetchone()[0])
         owned = (write.name, write.account)
-        self._connection.execute(f"INSERT OR IGNORE INTO {table} (name, account) VALUES (?, ?)", owned)
-        found = self._connection.execute(f"SELECT id, account FROM {table} WHERE name = ?", (write.name,))
+        if write.noun is Noun.source:
+            self._connection.execute("INSERT OR IGNORE INTO sources (name, account) VALUES (?, ?)", owned)
+            found = self._connection.execute("SELECT id, account FROM sources WHERE name = ?", (write.name,))
+        else:
+            self._connection.execute("INSERT OR IGNORE INTO destinations (name, account) VALUES (?, ?)", owned)
+            found = self._connection.execute("SELECT id, account FROM destinations WHERE name = ?", (write.name,))
         id_, owner = found.fetchone()
-        if owner != write.account:
-            if is_new:
-                raise name_was_anothers(write.name)
-            self._connection.execute(f"UPDATE {table} SET account = ? WHERE id = ?", (write.account, id_))
+        if owner != write.account and is_new:
+            raise name_was_anothers(write.name)
+        if owner != write.account and write.noun is Noun.source:
+            self._connection.execute("UPDATE sources SET account = ? WHERE id = ?", (write.account, id_))
+        elif owner != write.account:
+            self._connection.execute("UPDATE destinations SET account = ? WHERE id = ?", (write.account, id_))
         return int(id_)
 
     def _delete(self, before: StoredDefinition) -> None:
