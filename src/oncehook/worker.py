@@ -58,7 +58,8 @@ FEW: Final = 4
 LOWER_SHARE: Final = 10
 """One of so many deliveries is of a lower priority, while there is work of a higher one."""
 ACCOUNT_SHARE: Final = 4
-"""One of so many slots of a worker is the most for the destinations of one account, while it is half full."""
+"""While a worker is more than half full, one account has at most one of so many slots, so that an account whose
+destinations hang does not hold up the others."""
 OLDEST_SHARE: Final = 10
 """One of so many requests for a destination that is leased in rounds goes by due time, for what has no value."""
 MOST_UNSETTLED: Final = 1000
@@ -504,30 +505,35 @@ class Worker:
         self._rounds += 1
         requests: list[LeaseRequest] = []
         planned: Counter[str] = Counter()
+        held: Counter[str] | None = None
         for number in dict.fromkeys(chain.from_iterable(self._due.values())):
             if number in self._missing:
                 continue  # it has changed, and is loaded anew first
             slots = self._slots[number]
             room, account = slots.room(left), slots.destination.terms.account
             if account is not None:
-                room = min(room, self._account_room(account, left, planned))
-                planned[account] += max(room, 0)
+                share = max(self._concurrency // ACCOUNT_SHARE, 1) - planned[account]
+                if left < self._concurrency // 2:
+                    held = self._count_by_account() if held is None else held
+                    share -= held[account]
+                room = min(room, share)
             if room <= 0:
                 continue
+            if account is not None:
+                planned[account] += room
             left -= room
             requests += self._split(slots.destination, room, [p for p, due in self._due.items() if number in due])
             if left <= 0:
                 break
         return requests
 
-    def _account_room(self, account: str, left: int, planned: Counter[str]) -> int:
-        """Return how many more slots an account's destinations may have: while this worker is half full, no account has
-        more than a quarter of it, so that one whose destinations hang does not hold up the others."""
-        most = max(self._concurrency // ACCOUNT_SHARE, 1)
-        if left >= self._concurrency // 2:
-            return most
-        held = sum(one.busy + one.asked for one in self._slots.values() if one.destination.terms.account == account)
-        return most - held - planned[account]
+    def _count_by_account(self) -> Counter[str]:
+        """Return how many slots the destinations of each account hold."""
+        held: Counter[str] = Counter()
+        for slots in self._slots.values():
+            if (account := slots.destination.terms.account) is not None:
+                held[account] += slots.busy + slots.asked
+        return held
 
     def _split(self, destination: Destination, room: int, priorities: Sequence[Priority]) -> list[LeaseRequest]:
         """Divide the room: most of it for the first of these priorities, a small part for those below it, and so on."""
