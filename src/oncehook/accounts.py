@@ -176,9 +176,9 @@ class AccountDirectory:
 
     def _is_up_to_date(self, account: Account | None) -> bool:
         """Tell whether no notice came of what was just read. A name of nobody may have become anybody's."""
-        if not self._changed:
-            return self._changed is not None
-        return account is not None and account.id not in self._changed
+        if self._changed is None:
+            return False
+        return not self._changed if account is None else account.id not in self._changed
 
     def _remember(self, name: str, account: Account | None) -> None:
         if account is None:
