@@ -684,7 +684,7 @@ class Admin:
         elsewhere = _worked_for(workers)
         made = build_plan(request, planned, destinations, levels, previews, elsewhere, failed_before)
         owned = await self._find_owned(planned.by_destination)
-        shown = [one if one.destination in owned else one.as_a_stranger_sees_it() for one in made.recipients]
+        shown = [one if one.destination in owned else one.without_details() for one in made.recipients]
         return replace(made, recipients=shown)
 
     async def _failed_before(self, name: str, workers: Sequence[StoredWorker]) -> datetime | None:

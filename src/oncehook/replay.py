@@ -89,9 +89,8 @@ class Recipient(msgspec.Struct, frozen=True):
     failed_before: datetime | None = None
     """Last failure of a handler whose program has been started again since; None where it may have failed since."""
 
-    def as_a_stranger_sees_it(self) -> Recipient:
-        """Return it for somebody whose events go there, and whose destination it is not: without its address and how it
-        fares."""
+    def without_details(self) -> Recipient:
+        """Return it without its address and its state: for a viewer whose events go there, but whose it is not."""
         return replace(self, address="", paused=False, failing=False, changed=0, failed_before=None)
 
     @property
