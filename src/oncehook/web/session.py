@@ -79,11 +79,11 @@ class DashboardSessions:
         return name
 
     async def is_closed(self, link: PortalLink) -> bool:
-        """Tell whether a link's account is disabled, was deleted, or was made anew since: a link is not for who has its
-        name later."""
-        for found in await self._store.find_definitions(Noun.account, [link.account]):
-            return not found.is_enabled or found.created_at.timestamp() > link.made_at + _CLOCKS_APART
-        return await self._store.was_deleted(Noun.account, link.account)
+        """Tell whether the account of a link is disabled or deleted, or was made again after the link."""
+        found = await self._store.find_definitions(Noun.account, [link.account])
+        if not found:  # an account need not be stored
+            return await self._store.was_deleted(Noun.account, link.account)
+        return not found[0].is_enabled or found[0].created_at.timestamp() > link.made_at + _CLOCKS_APART
 
     async def of(self, name: str) -> StoredSession | None:
         return await self._store.get_session(hash_of(name))
