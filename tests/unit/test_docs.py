@@ -13,6 +13,7 @@ from oncehook import presets
 from oncehook.cli import COMMANDS
 from oncehook.settings import load
 from oncehook.settings.describe import reference
+from oncehook.settings.stored import MOST_OF_ACCOUNTS
 from oncehook.sources import PLAIN
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,15 @@ def test_the_page_of_settings_has_the_defaults_that_sources_share() -> None:
     page = (ROOT / "docs/reference/settings.md").read_text().partition("## `[source.NAME]`")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.MULTILINE))
     assert all(rows[name] for name in vars(PLAIN.settings))
+
+
+def test_the_page_of_accounts_has_the_most_that_customers_may_ask_for() -> None:
+    page = (ROOT / "docs/how-to/accounts.md").read_text()
+    limits = {key: show(most) for table in MOST_OF_ACCOUNTS.values() for key, (most, show) in table.items()}
+    assert (
+        dict(re.findall(r'`(\w+) = "?(\w+)"?`', page.partition("Customers may ask for")[2].partition("\n\n")[0]))
+        == limits
+    )
 
 
 def test_every_preset_has_a_page_and_every_page_a_preset() -> None:

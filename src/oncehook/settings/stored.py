@@ -10,7 +10,7 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from oncehook import clock
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.event_address import is_event_address
 from oncehook.errors import ConfigError, Forbidden, InvalidSettings, SecretKeyMissing, Undecryptable
-from oncehook.human import seconds
+from oncehook.human import seconds, show_duration, show_size
 from oncehook.model import Noun, StoredDefinition
 from oncehook.private import open_private
 from oncehook.routes import Route, subscription_routes
@@ -202,11 +202,11 @@ def _check_data(noun: Noun, name: str, given: Mapping[str, Any]) -> None:
         raise InvalidSettings([{"setting": key, "error": f"{key} cannot be stored", "hint": hint} for key in wrong])
 
 
-MOST_OF_ACCOUNTS: Final[Mapping[Noun, Mapping[str, tuple[float, str]]]] = {
-    Noun.source: {"max_body": (16 << 20, "16MiB"), "budget": (30.0, "30s")},
-    Noun.destination: {"concurrency": (50, "50"), "timeout": (60.0, "60s"), "lease": (600.0, "10m")},
+MOST_OF_ACCOUNTS: Final[Mapping[Noun, Mapping[str, tuple[int, Callable[[int], str]]]]] = {
+    Noun.source: {"max_body": (16 << 20, show_size), "budget": (30, show_duration)},
+    Noun.destination: {"concurrency": (50, str), "timeout": (60, show_duration), "lease": (600, show_duration)},
 }
-"""The most that whoever is limited to one account may ask of what all share, as a number and as it is written."""
+"""The most that whoever is limited to one account may ask of what all share, and how to print it."""
 
 
 def _is_data(value: object) -> bool:
@@ -225,11 +225,10 @@ def _read(
     read: Settings = reader.read(TABLES[noun], given, path)
     if is_scoped and read is not None:
         check_scope(find_privileged(noun, read, reader))
-        for key, (most, shown) in MOST_OF_ACCOUNTS.get(noun, {}).items():
-            if (getattr(read, key, None) or 0) > most:
-                reader.note(
-                    (*path, key), f"{key} is at most {shown} here; only an admin of the whole inbox may give more"
-                )
+        for key, (most, show_value) in MOST_OF_ACCOUNTS.get(noun, {}).items():
+            if (getattr(read, key) or 0) > most:
+                limit = f"{key} is at most {show_value(most)} here"
+                reader.note((*path, key), f"{limit}; only an admin of the whole inbox may give more")
     if read is not None and not reader.problems:
         if noun is Noun.destination:
             check_destination(name, read, reader)
