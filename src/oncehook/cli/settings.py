@@ -368,10 +368,10 @@ def token(
     """
     from oncehook.secret import new_token
 
-    if re.sub(r"\W+", "_", name).strip("_").lower() == "env":
-        raise click.UsageError("ONCEHOOK_TOKEN_ENV names the variable of --token-env: give this token another name.")
     token = new_token()
     variable = "ONCEHOOK_TOKEN_" + (re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") or "X")
+    if variable == "ONCEHOOK_TOKEN_ENV":
+        raise click.UsageError(f"{variable} is the variable of --token-env: give this token another name.")
     limits = _limits(expires, {"sources": sources, "accounts": accounts}, no_payloads)
     if as_json:
         fields = {"name": name, "role": role, "token": token, "variable": variable, **limits}
@@ -407,7 +407,6 @@ REACH_SECONDS: Final = 3.0
 """Seconds that a destination has to accept a connection."""
 STORED_EXAMINED: Final = 100
 """Stored definitions of a kind that are looked at."""
-_VERIFY: Final = 'Give it a scheme and a secret, or say verify = { scheme = "none", confirm = "anyone may send" }.'
 _UNUSABLE: Final = "Change or delete it, or give the server the key that it was stored with (ONCEHOOK_SECRET_KEY)."
 
 
@@ -464,13 +463,14 @@ async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
 
 def _examine_sources(sources: Iterable[Source]) -> list[Check]:
     from oncehook.reports import describe_coverage
+    from oncehook.settings.check import CONFIRMED
     from oncehook.verify import Nothing
 
-    checks = []
+    checks, hint = [], f"Give it a scheme and a secret, or say {CONFIRMED}."
     for source in sources:
         if isinstance(source.scheme, Nothing) and source.loopback_only:
             only = "takes direct requests of this machine only; behind a proxy every sender gets 401"
-            checks.append(Check("verify", True, f"{source.name}: not verified, so it {only}", _VERIFY, warning=True))
+            checks.append(Check("verify", True, f"{source.name}: not verified, so it {only}", hint, warning=True))
         elif isinstance(source.scheme, Nothing):
             checks.append(Check("verify", True, f"{source.name}: not verified, as confirmed: anyone may send"))
         else:

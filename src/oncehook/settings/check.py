@@ -132,6 +132,9 @@ def _relays(config: Config) -> Iterator[Finding]:
 
 # -- sources -----------------------------------------------------------------------------------
 
+CONFIRMED: Final = 'verify = { scheme = "none", confirm = "anyone may send" }'
+"""How settings say that a source takes what anyone sends, from anywhere."""
+
 
 def is_unverified(source: Settings) -> bool:
     """Tell whether the settings turn verification off explicitly."""
@@ -503,5 +506,5 @@ def _exposures(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Fi
             yield (
                 ("source", name, "verify"),
                 f'verify in [source.{name}]: "none" lets anyone send, and {start}; verify the sender, or confirm by '
-                'verify = { scheme = "none", confirm = "anyone may send" }',
+                + CONFIRMED,
             )
