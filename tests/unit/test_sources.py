@@ -19,6 +19,7 @@ from oncehook.inbox import Inbox
 from oncehook.model import Arrival, start_ids_anew
 from oncehook.rules import DEFAULT_KEY
 from oncehook.secret import OldSecret
+from oncehook.settings.tables import RetentionConfig
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
 from oncehook.web.connection import encode_reply
@@ -322,3 +323,15 @@ def test_an_answer_without_content_does_not_state_its_length() -> None:
     assert encode_reply(Reply(204), keep_alive=True) == head + b"\r\n"
     assert encode_reply(Reply(204), keep_alive=False) == head + b"connection: close\r\n\r\n"
     assert encode_reply(Reply(200), keep_alive=True).endswith(b"content-length: 0\r\n\r\n")
+
+
+async def test_an_inbox_applies_its_retention_to_every_source(tmp_path: Path) -> None:
+    """To those of the program, and to those that are made while it runs."""
+    inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    inbox.source("own", verify="none")
+    inbox.retention = RetentionConfig(keep_keys=3 * 86400.0)
+    async with inbox.running():
+        await inbox.define.source("stored", verify="none")
+        stored = await inbox.definitions.find_source("stored")
+        assert stored is not None
+        assert [one.settings.keep_keys for one in (inbox.sources["own"], stored)] == [3 * 86400.0] * 2
